@@ -13,9 +13,10 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
+from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+
 import numpy as np
 
-from bench.parent import main
 from bench.records import report
 from bench.records.columns import format_number
 from bench.settings import ROOT, SettingError

@@ -14,9 +14,10 @@ import functools
 import sys
 from dataclasses import dataclass
 
+from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+
 import numpy as np
 
-from bench.parent import main
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload, flops_of_phase, name_model

@@ -16,9 +16,10 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 
+from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+
 import numpy as np
 
-from bench.parent import main
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model

@@ -18,9 +18,10 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 
+from bench import doctor, processes  # isort: skip  # first, because it tells of a missing package
+
 from tqdm import tqdm
 
-from bench import doctor, processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
 from bench.parent import find_device, has_result, make_child, plan_processes, read_machine, run_children

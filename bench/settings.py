@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 log = logging.getLogger("bench")
 
@@ -305,6 +305,20 @@ class Run:
         return Run(command, parse_settings(command, environ), environ, self.choices)
 
 
+class Entry(NamedTuple):
+    """One entry of a comma list that asks for a run for each of its entries."""
+
+    name: str  # of the setting: "model"
+    variable: str  # that the user has set, which may be a synonym: "IMAGE_MODEL"
+    text: str
+    repeats: int  # how many equal texts precede it
+
+    @property
+    def compared_repeats(self):
+        """The repeats that are runs of their own: 0 unless the setting's values are compared."""
+        return self.repeats if self.name.upper() in COMPARED else 0
+
+
 def read_runs(command, environ=os.environ, also=()):
     """Read the runs that a command's settings and their comma lists ask for: at least one.
 
@@ -322,19 +336,18 @@ def read_runs(command, environ=os.environ, also=()):
         if name in environ and near not in environ and is_used(near.lower(), command) and command != "best":
             log.warning("WARNING: %s=%r is not a setting, and is ignored: did you mean %s?", name, environ[name], near)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
-    lists = []  # of entries: (setting, variable, text, how many equal texts precede it)
+    lists = []
     for name in DECLARED:
         variable, texts = read_texts(name, command, environ)
         if len(texts) > 1 and declared_for(name, "lists", command) == EACH:
-            lists.append([(name, variable, text, texts[:i].count(text)) for i, text in enumerate(texts)])
+            lists.append([Entry(name, variable, text, texts[:i].count(text)) for i, text in enumerate(texts)])
     runs = {}  # by what makes them different
     for entries in product(*lists):  # without lists: once, ()
-        changed = environ | {variable: text for _, variable, text, _ in entries}
-        choices = {variable: text + " again" * count for _, variable, text, count in entries}
+        changed = environ | {entry.variable: entry.text for entry in entries}
+        choices = {entry.variable: entry.text + " again" * entry.repeats for entry in entries}
         run = Run(command, parse_settings(command, changed), changed, choices)
-        used = [(name, count) for name, _, _, count in entries if is_used_in(name, run.settings.phase)]
-        key = [(getattr(run.settings, name), count if name.upper() in COMPARED else 0) for name, count in used]
-        runs.setdefault(tuple(key), run)
+        used = [entry for entry in entries if is_used_in(entry.name, run.settings.phase)]
+        runs.setdefault(tuple((getattr(run.settings, entry.name), entry.compared_repeats) for entry in used), run)
     refuse_unused(command, runs.values(), environ)
     return list(runs.values())
 
@@ -420,7 +433,8 @@ def parse_texts(name, command, variable, texts):
     try:
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
-        every = ", in every entry" if len(texts) > 1 else ""
+        is_list = declared_for(name, "lists", command)
+        every = ", in every entry" if len(texts) > 1 else "; a list has commas" if is_list and " " in texts[0] else ""
         raise SettingError(
             f"{given} must be {error}{every}{suggest(name, command, texts) if 'one of' in str(error) else ''}"
         ) from None

@@ -12,6 +12,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
+from bench.parent import SCRIPTS
 from bench.records import results
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
@@ -110,10 +111,18 @@ def test_a_script_takes_no_arguments():
     assert call(sys.executable, "submit_results.py", "sumbit")[0] == 2
 
 
-def test_a_python_without_packages_is_one_line():
-    program = "import sys; sys.modules['psutil'] = None; import runpy; runpy.run_path('image_benchmark.py')"
-    _, out, err = call(sys.executable, "-c", program)
-    assert (out, len(err.splitlines()), "psutil" in err, "make image" in err) == ("", 1, True, True)
+@pytest.mark.parametrize("script", [*SCRIPTS.values(), "measure_all.py", "best_settings.py", "plot_results.py"])
+def test_a_python_without_packages_is_one_line(script):
+    _, out, err = call(sys.executable, "-S", script)  # as a system's Python, without site-packages
+    assert (out, len(err.splitlines()), "make image" in err) == ("", 1, True), err
+
+
+def test_packages_that_pythonpath_replaces_are_told(tmp_path):
+    (tmp_path / "numpy").mkdir()
+    (tmp_path / "numpy/__init__.py").touch()
+    environ = SMALL | {"PYTHONPATH": str(tmp_path)}
+    status, _, err = call(sys.executable, "mlp_benchmark.py", **environ | {"MODEL": "mlp-64"})
+    assert (status, f"PYTHONPATH='{tmp_path}'" in err.splitlines()[-1]) == (2, True), err
 
 
 def has_worker(processes):

@@ -117,6 +117,11 @@ def test_contradictions_are_refused_with_all_that_was_given(command, environ):
     assert all(f"{name}={text!r}" in message for name, text in environ.items())
 
 
+@pytest.mark.parametrize(("name", "text"), [("BATCH_SIZE", "8 16"), ("PRECISION", "float16 bfloat16")])
+def test_a_list_with_spaces_is_told_that_lists_have_commas(name, text):
+    assert "a list has commas" in refusal(**{name: text})
+
+
 def test_a_contradiction_names_its_fix():
     assert "COMPILE=0" in refusal("llm", FRAMEWORK="mlx", PHASE="decode", COMPILE="1")
     assert "LORA_RANK=8" in refusal("llm", PHASE="training", WEIGHT_BITS="4")

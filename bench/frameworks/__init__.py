@@ -52,7 +52,9 @@ def load(name):
         raise
     except Exception as error:  # such as TensorFlow's own NotFoundError for a Metal plug-in of another version
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {reason}") from None
+        path = os.environ.get("PYTHONPATH")
+        fix = f": unset PYTHONPATH={path!r}, which replaces packages of this Python" if path else ""
+        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {reason}{fix}") from None
 
 
 def refuse_old(package, oldest):

@@ -17,10 +17,12 @@ const collator = new Intl.Collator("en", {numeric: true});
 
 const readLines = (data) => data.lines.map((cells) => ({
   ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
-  words: wordsOf(cells.filter((cell, i) => typeof cell === "string" && !NOT_SEARCHED.includes(data.columns[i]))
-    .flatMap((cell) => [cell, say(cell)]).join(" ")),
+  words: wordsOf(cells.flatMap((cell, i) => typeof cell !== "string" || NOT_SEARCHED.includes(data.columns[i]) ? []
+    : data.columns[i] === "source" ? withoutNumbers(cell) : [cell, say(cell)]).join(" ")),
 }));
 
+// Of a source: .../M1-tensorflow-benchmark/resnet18 also has figures of other chips and models.
+const withoutNumbers = (text) => text.replace(/\w*\d\w*/g, " ");
 // Two digits begin a word, so that "resnet 18" and "rtx4090" are found; 3.2 is one.
 const wordsOf = (text) =>
   text.toLowerCase().split(/(?<!\d)\.|\.(?!\d)|[^\p{L}\p{N}.]+|(?<=\p{L})(?=\d\d)/u).filter(Boolean);

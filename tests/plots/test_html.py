@@ -183,6 +183,8 @@ def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     assert (found("m4 pro"), found("m4 p"), found("m4 pr train")) == ([50], [50, 40], [])
     assert (found("4 bits"), found("8 bits"), found("resnet 18"), found("ResNet18")) == ([], [40], [50], [50])
     assert found("geforce m4 max") == [40]
+    write(folder, [rate(60) | {"source": "https://github.com/x/M1-benchmark/blob/h100_resnet18.csv"}], "d")
+    assert (found("m1"), found("h100"), found("resnet 18"), found("github")) == ([], [], [50], [60])
 
 
 def test_two_machines_without_equal_work_are_told_what_to_run(folder):
