@@ -161,7 +161,8 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
     workload = operators.operator("conv3x3", ((1, 2, 8, 8), (2, 2, 3, 3)), operators.sample_convolution)
     wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
     fakes = {"put_operands": list, "operator": lambda name: wrong, "sample": lambda output, indices: output}
-    context = SimpleNamespace(device=device, precision="float16", measured_precision="float16", seed=0, **fakes)
+    proof = SimpleNamespace(measured_precision="float16")
+    context = SimpleNamespace(device=device, precision="float16", proof=proof, seed=0, **fakes)
     with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
         OperatorSession(context, workload)
 
