@@ -27,6 +27,7 @@ KNOWN = ("tests/frameworks/test_known.py",)
 WORK = ("tests/frameworks/test_wrong_work.py",)
 JPEG = "bench/frameworks/jpeg_stream.py"
 CARD = ("tests/card/test_card.py",)
+METERS = "bench/host/meters.py"
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,12 @@ BUGS = {
     "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
     "tf32_as_float32": Bug(PROOF, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_float32_of_fewer_bits": Bug(PROOF, "        if computed not in (exact", "        if () in (exact", WRONG),
+    "ignore_changed_threads": Bug(
+        CHILD, "context.refuse_changed_switches(rig", "str(rig", ("tests/frameworks/test_torch.py",)
+    ),
+    "believe_any_power": Bug(
+        METERS, "return 0 < watts <= MOST_POWER", "return 0 < watts <= 1e9", ("tests/host/test_meters.py",)
+    ),
     "leave_autocast_on": Bug(
         TORCH, "set_autocast_enabled(kind, False)", "is_autocast_enabled(kind)", ("tests/frameworks/test_torch.py",)
     ),
