@@ -11,6 +11,8 @@ COMMANDS := help settings doctor install all image mlp transformer llm diffusion
             clean check-results test selfcheck resolve-mac check-mac packages common-packages
 .PHONY: $(COMMANDS)
 
+$(if $(wildcard bench/settings.py),,$(error start make in its folder: `make -C $(dir $(lastword $(MAKEFILE_LIST)))`))
+
 # Anything else on the command line is refused before the first command runs.
 UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv% resolve-mac-%,$(MAKECMDGOALS)))
 $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; settings are written NAME=value, \

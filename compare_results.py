@@ -216,7 +216,8 @@ def main(environ=os.environ):
     """Print the table of all machines, or the comparison of two; return the exit status."""
     folder = read_settings("compare", environ).results_dir
     if not any(environ.get(side) for side in "AB"):
-        print(table.describe_set(folder, warn) or "there are no results of the standard set: run `make all`")
+        nothing = f"there are no results of the standard set in {results.display_path(folder)}: run `make all`"
+        print(table.describe_set(folder, warn) or nothing)
         return 0
     if published := find_published(environ, folder):
         lines, _ = read_side("A", environ, folder)

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import unicodedata
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -130,7 +131,8 @@ def matrix_size(text):
 
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
-    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
+    text = unicodedata.normalize("NFKD", text.lower()).encode("ascii", "ignore").decode()  # ü becomes u
+    name = re.sub("[^a-z0-9]+", "-", text).strip("-")
     if not name or name == "published":
         raise ValueError("a name with letters or digits, and not 'published'")
     return name[:100]
@@ -416,25 +418,33 @@ def find_given(name, environ):
 
 
 def read_texts(name, command, environ):
-    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later."""
+    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later.
+
+    Raises:
+        SettingError: an empty entry.
+    """
     given = find_given(name, environ)
     text = environ[given] if given else DEFAULTS.get(command, {}).get(name, DECLARED[name]["default"])
     if text is None or not is_used(name, command):
         return name.upper(), []
-    texts = text.split(",") if declared_for(name, "lists", command) else [text]
-    return given or name.upper(), [each.strip() for each in texts]
+    texts = [each.strip() for each in (text.split(",") if declared_for(name, "lists", command) else [text])]
+    if not all(texts):
+        fix = "leave out its comma" if len(texts) > 1 else f"unset {given}"
+        raise SettingError(f"{given}={text!r} has an empty value: fill it in, or {fix}")
+    return given or name.upper(), texts
 
 
 def parse_texts(name, command, variable, texts):
     """Return the values of a setting's entries; raises SettingError for a wrong one."""
     given = f"{variable}={','.join(texts)!r}"
-    if not all(texts):
-        raise SettingError(f"{given} has an empty value: fill it in, or unset {variable}")
     try:
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
-        is_list = declared_for(name, "lists", command)
-        every = ", in every entry" if len(texts) > 1 else "; a list has commas" if is_list and " " in texts[0] else ""
+        every = ", in every entry" if len(texts) > 1 else ""
+        if not declared_for(name, "lists", command) and "," in texts[0]:
+            every = "; it cannot be a list, and a decimal has a point"
+        elif re.search(r"\w[\s;|+]+\w", texts[0]):
+            every = "; a list has commas"
         raise SettingError(
             f"{given} must be {error}{every}{suggest(name, command, texts) if 'one of' in str(error) else ''}"
         ) from None

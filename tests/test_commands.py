@@ -81,6 +81,13 @@ def test_no_shell_runs_the_text_of_a_setting(make, as_setting):
     assert ".venv" in call(make, "-n", "image", "FRAMEWORK=JAX")[1]
 
 
+def test_make_in_another_folder_is_told(tmp_path):
+    done = subprocess.run(
+        ["make", "-f", f"{os.getcwd()}/Makefile", "image"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, f"make -C {os.getcwd()}/" in done.stderr) == (2, "", True), done.stderr
+
+
 def test_measurements_are_not_made_at_the_same_time():
     makefile = "include Makefile\nfirst:; @sleep 0.2; echo first\nsecond:; @echo second\n"
     command = ["make", "-j2", "-f", "-", "first", "second", "COMMANDS=first second"]

@@ -117,9 +117,23 @@ def test_contradictions_are_refused_with_all_that_was_given(command, environ):
     assert all(f"{name}={text!r}" in message for name, text in environ.items())
 
 
-@pytest.mark.parametrize(("name", "text"), [("BATCH_SIZE", "8 16"), ("PRECISION", "float16 bfloat16")])
-def test_a_list_with_spaces_is_told_that_lists_have_commas(name, text):
-    assert "a list has commas" in refusal(**{name: text})
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("BATCH_SIZE", "8 16", "a list has commas"),
+        ("PRECISION", "float16;bfloat16", "a list has commas"),
+        ("MODEL", "resnet50,", "leave out its comma"),
+        ("FRAMEWORK", "torch,jax", "cannot be a list"),
+        ("MAX_SECONDS", "0,5", "a decimal has a point"),
+    ],
+)
+def test_commas_that_are_missing_or_too_many_are_told(name, text, words):
+    with pytest.raises(SettingError, match=f"^{name}='{text}' .*{words}"):
+        read_runs("image", {name: text})
+
+
+def test_a_machine_keeps_the_letters_below_its_accents():
+    assert [read_settings("image", {"MACHINE": name}).machine for name in ("Büro 1", "Bäro")] == ["buro-1", "baro"]
 
 
 def test_a_contradiction_names_its_fix():

@@ -1,5 +1,6 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -99,8 +100,8 @@ def name_model(settings, models, needs_known=True):
     names = [name for name in models if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, "")))]
     if len(names) == 1:
         return replace(settings, model=names[0])
-    if " " in asked:
-        raise SettingError(f"MODEL={asked!r} is not a model: a list has commas, as in MODEL={','.join(asked.split())}")
+    if len(several := re.split(r"[\s;|+]+", asked)) > 1:
+        raise SettingError(f"MODEL={asked!r} is not a model: a list has commas, as in MODEL={','.join(several)}")
     if needs_known:
         raise SettingError(f"MODEL={asked!r} must be one of: {', '.join(models)}")
     return settings
