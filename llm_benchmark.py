@@ -8,8 +8,8 @@
 One step of prefill reads a batch of random prompts into an empty cache; one of decode adds a token to each sequence.
 The definitions are those of llama-bench (pp512, tg128). One step of training predicts the next token at every place of
 a batch of random sequences, and updates all weights, or only LoRA's adapters. docs/method-details.md has the details.
-The model is that of the transformers library (Decoder in bench/frameworks/on_torch_llm.py), in MLX that of mlx-lm
-(build_llm() in on_mlx_llm.py). `make settings` explains the settings.
+The model is that of the transformers library (Decoder in bench/frameworks/pytorch/on_torch_llm.py), in MLX that of
+mlx-lm (build_llm() in on_mlx_llm.py). `make settings` explains the settings.
 """
 
 import functools

@@ -62,7 +62,7 @@ def unmixed(precision):
 
 @dataclass(frozen=True)
 class Framework:
-    """What is known about a framework before it is imported; its code is bench/frameworks/on_<name>.py."""
+    """What is known about a framework before it is imported; its code is bench/frameworks/<folder>/on_<name>.py."""
 
     title: str  # as its makers write it
     memory_formats: tuple[str, ...] = MEMORY_FORMATS  # of images, the default first

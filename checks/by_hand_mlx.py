@@ -8,7 +8,7 @@ from mlx import nn, optimizers
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
-from bench.frameworks import on_mlx, on_mlx_networks
+from bench.frameworks.apple_mlx import on_mlx, on_mlx_networks
 from bench.workloads.operators import MAX_SETS
 from bench.workloads.workload import RESNETS
 from checks.selfcheck import block_of, check_loop, check_matmul

@@ -3,7 +3,7 @@
 import itertools
 import os
 
-from bench.frameworks import on_tensorflow  # first: it sets Keras's backend
+from bench.frameworks.keras_jax_tf import on_tensorflow  # first: it sets Keras's backend
 from bench.workloads.operators import MAX_SETS
 from checks.selfcheck import block_of, check_loop, check_matmul
 

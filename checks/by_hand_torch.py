@@ -11,7 +11,7 @@ import torchvision
 import transformers
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from bench.frameworks import on_torch
+from bench.frameworks.pytorch import on_torch
 from bench.workloads.operators import MAX_SETS
 from checks.selfcheck import block_of, check_loop, check_matmul
 from tests.frameworks import known_device

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from bench.frameworks import on_torch
+from bench.frameworks.pytorch import on_torch
 from bench.settings import read_settings
 from bench.timing.job import timed
 from llm_benchmark import llm_workload

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from bench import packages, parent
+from bench.frameworks import FOLDERS as FOLDERS_OF_FRAMEWORKS
 from bench.records import columns
 from bench.settings import DECLARED, DEFAULTS, EACH, ON_CPU, PHASES_OF, TRAINING, WORKLOADS, is_used, read_runs
 from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
 
+FOLDERS = tuple(f"bench.frameworks.{folder}." for folder in FOLDERS_OF_FRAMEWORKS.values())
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
 SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
@@ -67,8 +69,7 @@ def test_imports_run_downward(module):
         there = layer_of(imported)
         assert there is None or there[1] == entry or there[0] < height, f"{module} imports {imported}"
     packages = {name.split(".")[0] for name in imports}
-    allowed = {"keras"} if module == "bench.frameworks.keras_networks" else set()
-    assert packages & set(FRAMEWORKS) <= allowed or module.startswith("bench.frameworks.on_")
+    assert not packages & set(FRAMEWORKS) or module.startswith(FOLDERS)
     assert packages <= set(sys.stdlib_module_names) | {"bench"} or module not in STANDARD_LIBRARY_ONLY
 
 
@@ -83,7 +84,7 @@ def test_importing_the_scripts_loads_no_framework():
 def test_a_framework_is_known_everywhere(name):
     assert name in packages.OWN
     assert name in Path("docs/best.md").read_text().lower()
-    assert Path(f"bench/frameworks/on_{name}.py").exists()
+    assert list(Path("bench/frameworks").glob(f"*/on_{name}.py"))
     assert Path(f"tests/frameworks/test_{name}.py").exists()
     assert Path(f"checks/by_hand_{name}.py").exists()  # of make selfcheck
     assert name == "torch" or Path(f"requirements/{name}.txt").exists()

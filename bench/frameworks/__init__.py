@@ -1,4 +1,4 @@
-"""Define what a framework provides. Each framework is a module of this folder, on_<name>.py, with these functions:
+"""Define what a framework provides. Each one is a module on_<name>.py in a folder of its own, with these functions:
 
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error.
@@ -20,6 +20,9 @@ from importlib import metadata
 
 from bench.settings import SettingError
 from bench.timing import MeasurementError
+
+# Other names than those of the packages, which a file next to it could not import.
+FOLDERS = {"torch": "pytorch", "tensorflow": "keras_jax_tf", "jax": "keras_jax_tf", "mlx": "apple_mlx"}
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ def load(name):
     # The first card is then the same one for CUDA and for nvidia-smi.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
-        return importlib.import_module(f"{__name__}.on_{name}")
+        return importlib.import_module(f"{__name__}.{FOLDERS[name]}.on_{name}")
     except ModuleNotFoundError:
         raise
     except Exception as error:  # such as TensorFlow's own NotFoundError for a Metal plug-in of another version

@@ -34,11 +34,11 @@ def tiny_decoders(monkeypatch):
     for name, decoder in TINY_DECODERS.items():
         monkeypatch.setitem(DECODERS, name, decoder)
     if TESTED == "torch":
-        from bench.frameworks import on_torch_llm
+        from bench.frameworks.pytorch import on_torch_llm
 
         monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
     if TESTED == "mlx":
-        from bench.frameworks import on_mlx_llm
+        from bench.frameworks.apple_mlx import on_mlx_llm
 
         monkeypatch.setattr(on_mlx_llm, "POOL_NUMBERS", 2**18)
 

@@ -8,7 +8,8 @@ import itertools
 import pytest
 import torch
 
-from bench.frameworks import base, on_torch, on_torch_images, on_torch_llm
+from bench.frameworks import base
+from bench.frameworks.pytorch import on_torch, on_torch_images, on_torch_llm
 from bench.timing import MeasurementError, proof
 from bench.timing.job import Job, timed
 from bench.workloads import data, operators

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench.frameworks import on_torch
+from bench.frameworks.pytorch import on_torch
 from bench.settings import SettingError, read_settings
 from tests.frameworks.sessions import Opener
 

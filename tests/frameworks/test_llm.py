@@ -120,7 +120,7 @@ def test_a_token_gets_the_weighted_outputs_of_its_most_probable_experts():
 
 
 def test_experts_differ_and_keep_the_variance(monkeypatch):
-    llm = importlib.import_module(f"bench.frameworks.on_{TESTED}_llm")
+    llm = importlib.import_module(f"bench.frameworks.{frameworks.FOLDERS[TESTED]}.on_{TESTED}_llm")
     monkeypatch.setattr(llm, "POOL_NUMBERS", 2**13)  # twice the numbers of an expert's matrix
     for experts in first_experts(open_experts())[1][1:]:
         assert len(np.unique(experts.reshape(8, -1), axis=0)) == 8

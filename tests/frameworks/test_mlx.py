@@ -9,7 +9,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 import llm_benchmark
-from bench.frameworks import on_mlx, on_mlx_llm, on_mlx_networks
+from bench.frameworks.apple_mlx import on_mlx, on_mlx_llm, on_mlx_networks
 from bench.timing import MeasurementError, measure
 from bench.timing.job import Job
 from tests.conftest import GIVEN, USE_GPU

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.frameworks import on_tensorflow
+from bench.frameworks.keras_jax_tf import on_tensorflow
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 from tests.conftest import USE_GPU

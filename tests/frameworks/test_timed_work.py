@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bench.frameworks import on_torch, on_torch_llm
+from bench.frameworks.pytorch import on_torch, on_torch_llm
 from bench.timing import MeasurementError
 from tests.frameworks.sessions import Opener, measure_and_prove
 

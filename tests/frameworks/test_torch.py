@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from bench.frameworks import on_torch, on_torch_images
+from bench.frameworks.pytorch import on_torch, on_torch_images
 from bench.host import resources
 from bench.settings import SettingError, read_settings
 from bench.timing import MeasurementError, proof

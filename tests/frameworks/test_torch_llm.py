@@ -6,7 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
-from bench.frameworks import on_torch_llm
+from bench.frameworks.pytorch import on_torch_llm
 from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
 from tests.frameworks import packed

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from bench.frameworks import jpeg_stream, on_torch, on_torch_images
+from bench.frameworks.pytorch import jpeg_stream, on_torch, on_torch_images
 from bench.timing import MeasurementError, proof
 from bench.workloads import data
 from tests.frameworks.sessions import Opener, measure_and_prove

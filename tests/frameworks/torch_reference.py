@@ -54,7 +54,7 @@ def describe(model, **environ):
 
 
 def write(model, folder):
-    from bench.frameworks import on_torch
+    from bench.frameworks.pytorch import on_torch
 
     session = on_torch.open_session(*describe(model, USE_GPU="0"), "device")
     ours, (inputs, labels) = session.model, next(session.batches)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 MEASURE, INTERVALS, PROOF = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/proof.py"
-SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/on_torch.py", "bench/child.py"
+SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
 BASE, JOB = "bench/frameworks/base.py", "bench/timing/job.py"
 TIMING = ("tests/timing/test_measure.py",)
 COVERAGE = ("tests/timing/test_intervals.py",)
@@ -16,16 +16,16 @@ COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py"
 ROWS = ("tests/test_child.py",)
 PARENT = ("tests/test_parent.py",)
 SEARCH, SEARCHED = "bench/search.py", ("tests/test_search.py",)
-LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/on_torch_llm.py"
+LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/pytorch/on_torch_llm.py"
 BITS = ("tests/frameworks/test_torch_llm.py",)
-IMAGES = "bench/frameworks/on_torch_images.py"
+IMAGES = "bench/frameworks/pytorch/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
 DROPPED = ("tests/frameworks/test_torch.py::test_a_worker_that_cannot_send_a_batch_ends",)
 TRAINS = ("tests/frameworks/test_llm.py",)
 WRONG = ("tests/frameworks/test_contract.py",)
 KNOWN = ("tests/frameworks/test_known.py",)
 WORK = ("tests/frameworks/test_wrong_work.py",)
-JPEG = "bench/frameworks/jpeg_stream.py"
+JPEG = "bench/frameworks/pytorch/jpeg_stream.py"
 CARD = ("tests/card/test_card.py",)
 METERS = "bench/host/meters.py"
 

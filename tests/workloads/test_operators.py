@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from bench.frameworks import on_torch
+from bench.frameworks.pytorch import on_torch
 from bench.frameworks.session import OperatorSession
 from bench.settings import read_settings
 from bench.timing import MeasurementError

@@ -10,7 +10,7 @@ from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import base
-from bench.frameworks.on_mlx_networks import leaves
+from bench.frameworks.apple_mlx.on_mlx_networks import leaves
 from bench.timing import proof
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE

@@ -16,8 +16,9 @@ import numpy as np
 from mlx import nn, optimizers
 from mlx.utils import tree_flatten
 
-from bench.frameworks import Device, base, on_mlx_llm, on_mlx_networks, session
-from bench.frameworks.on_mlx_networks import calibrate, leaves
+from bench.frameworks import Device, base, session
+from bench.frameworks.apple_mlx import on_mlx_llm, on_mlx_networks
+from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
 from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 

@@ -15,7 +15,8 @@ from torchvision.models import efficientnet, mobilenetv2, mobilenetv3, regnet, r
 from torchvision.transforms import v2
 
 from bench import processes
-from bench.frameworks import base, jpeg_stream
+from bench.frameworks import base
+from bench.frameworks.pytorch import jpeg_stream
 from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads import data

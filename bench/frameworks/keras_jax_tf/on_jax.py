@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from bench.frameworks import Device, base, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, KerasContext, KerasModel
+from bench.frameworks import Device, base, session
+from bench.frameworks.keras_jax_tf import keras_networks
+from bench.frameworks.keras_jax_tf.keras_networks import BUILDERS, KerasContext, KerasModel
 from bench.host.resources import usable_cores
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from bench.frameworks import on_torch_llm, refuse_old
+from bench.frameworks import refuse_old
+from bench.frameworks.pytorch import on_torch_llm
 
 ADDED = ("text_embeds", "time_ids")  # arguments that Stable Diffusion XL takes in a dict of their own
 

@@ -21,8 +21,9 @@ finally:
 import keras
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
-from bench.frameworks import Device, base, keras_networks, session
-from bench.frameworks.keras_networks import BUILDERS, KerasContext, KerasModel
+from bench.frameworks import Device, base, session
+from bench.frameworks.keras_jax_tf import keras_networks
+from bench.frameworks.keras_jax_tf.keras_networks import BUILDERS, KerasContext, KerasModel
 from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError

@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional
 from torch.optim.swa_utils import update_bn
 
-from bench.frameworks import Device, base, on_torch_diffusion, on_torch_llm, on_torch_ranks, refuse_old, session
+from bench.frameworks import Device, base, refuse_old, session
+from bench.frameworks.pytorch import on_torch_diffusion, on_torch_llm, on_torch_ranks
 from bench.host import environment
 from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
@@ -112,7 +113,7 @@ def set_float32(precision):
 
 def import_images():
     """Return on_torch_images; importing torchvision takes as long as importing torch, so only if needed."""
-    from bench.frameworks import on_torch_images
+    from bench.frameworks.pytorch import on_torch_images
 
     return on_torch_images
 

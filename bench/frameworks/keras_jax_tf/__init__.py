@@ -1,0 +1,1 @@
+"""TensorFlow and JAX, whose models are Keras's."""
