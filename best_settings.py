@@ -89,7 +89,7 @@ def list_values(run: Run, runs, device):
         runs: what the lists of the environment ask for, as read_runs() returns them.
         device: the Device that they run on.
     """
-    settings = run.settings.on(device.kind, device.emulates_bfloat16)
+    settings = run.settings.on(device.type, device.emulates_bfloat16)
     left_out = NOT_IN_TRAINING if settings.phase == "training" else ()
     values = {}
     for name in filter(run.environ.__contains__, LISTS):
@@ -97,7 +97,7 @@ def list_values(run: Run, runs, device):
     for name, on in TRIED.items():
         if name in values or not is_used(name.lower(), run.command):
             continue
-        default, faster = str(settings.cell(name.lower())), on.get(device.kind, ())
+        default, faster = str(settings.cell(name.lower())), on.get(device.type, ())
         values[name] = [default]
         for value in faster[: faster.index(default)] if default in faster else faster:
             with suppress(SettingError):  # this framework does not have it in this phase
@@ -228,11 +228,11 @@ def main():
     host = read_machine([run])
     log.info("Ctrl-C ends the search and prints the best so far")
     device = find_device(run)
-    settings = run.settings.on(device.kind)
+    settings = run.settings.on(device.type)
     run = run.with_settings(MODEL=settings.model, PHASE=settings.phase)
     values, doubles = list_values(run, runs, device)
     if not values:
-        raise SettingError(f"nothing is left to try on {device.kind}: unset {', '.join(LISTS)}, or set lists of them")
+        raise SettingError(f"nothing is left to try on {device.type}: unset {', '.join(LISTS)}, or set lists of them")
     find_run = functools.cache(lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True))))
     limit = max(LEAST_LIMIT, LIMIT_SHARE * available)
     measure_candidates = functools.partial(measure, find_run, values, host, limit, SEARCH + new_id())

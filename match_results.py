@@ -131,17 +131,17 @@ def main(environ=os.environ):
     device = find_device(run.with_settings("tflops"))
     host = read_machine([run])
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
-    line |= {"device": device.kind, "framework": run.settings.framework, "seed": run.settings.seed}
+    line |= {"device": device.type, "framework": run.settings.framework, "seed": run.settings.seed}
     blank = complete_row(host, line)
     stored = frames.load(folder, say)
     figures = stored.lines.loc[stored.lines["published"] & (stored.lines["status"] == "ok")].to_dict("records")
     published = {name: [row for row in figures if row["device_name"] == name] for name in machines_of(figures)}
     peak = find_peak(stored, blank["machine"])
-    kind = "cpu" if device.kind == "cpu" else "gpu"
+    kind = "cpu" if device.type == "cpu" else "gpu"
     memory_gb = host.memory_gb if resources.shares_memory(device) else resources.read_card_gb()
     typed = environ.get("B", "").strip()
     if not typed:
-        print(*list_machines(run, published, device.kind, peak, memory_gb), "\nset B to one of them", sep="\n")
+        print(*list_machines(run, published, device.type, peak, memory_gb), "\nset B to one of them", sep="\n")
         return 0
     name = match.choose_name(typed, published)
     kept = Kept(folder, blank)
@@ -150,7 +150,7 @@ def main(environ=os.environ):
         sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind], OPS="matmul", RUNS="1")
         measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep, draws=False)
         peak = find_peak(frames.load(folder, say), blank["machine"])
-    runs, reasons = plan(run, published[name], device.kind, peak, memory_gb)
+    runs, reasons = plan(run, published[name], device.type, peak, memory_gb)
     if not runs:
         raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(Counter(reasons))}")
     say(f"{len(runs)} works of {name} are measured; Ctrl-C keeps what is complete, and the same command goes on")

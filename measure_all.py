@@ -59,7 +59,7 @@ def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
     uncompiled = []
     small = []
     for line in STANDARD_SET:
-        if not line.suits(device.kind, settings.framework) or (is_quick and not line.is_quick):
+        if not line.suits(device.type, settings.framework) or (is_quick and not line.is_quick):
             continue
         if line.below_gb and not is_shared and memory_gb >= line.below_gb and settings.framework == "torch":
             continue  # the larger batch is measured
@@ -67,14 +67,14 @@ def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
             uncompiled.append(line.title)
             continue
         usual = 1 if is_quick or line.is_latency else standard_set.RUNS
-        for precision in line.list_precisions(device.kind, sixteen):
-            if is_quick and device.kind == "cpu" and precision != "float32":
+        for precision in line.list_precisions(device.type, sixteen):
+            if is_quick and device.type == "cpu" and precision != "float32":
                 continue
             needed = line.needed_gb(precision, is_shared)
             if memory_gb < needed:
                 small.append(f"{line.title} {line.phase}, batch {line.batch_size} ({needed} GB)")
                 continue
-            change = line.environ(device.kind, settings.framework, precision, device.why_not_compiled == "")
+            change = line.environ(device.type, settings.framework, precision, device.why_not_compiled == "")
             if is_quick:
                 change |= standard_set.QUICK
                 if line.workload == "image":
@@ -255,12 +255,12 @@ def measure_set(run: Run, host, device, blank):
     Returns:
         Whether there is any result, new or stored.
     """
-    kind = "cpu" if device.kind == "cpu" else "gpu"
+    kind = "cpu" if device.type == "cpu" else "gpu"
     change = (standard_set.QUICK_PEAKS if run.settings.quick else standard_set.PEAKS)[kind]
     kept = Kept(run.settings.results_dir, blank, run.settings.again)
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
-    sixteen = choose_sixteen(find_peaks(rows), device.kind)
+    sixteen = choose_sixteen(find_peaks(rows), device.type)
     is_shared = resources.shares_memory(device)
     memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
     works = plan_lines(run, device, sixteen, memory_gb, is_shared)
@@ -279,9 +279,9 @@ def main():
     device = find_device(run.with_settings("tflops"))
     host = read_machine([run])
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
-    line |= {"device": device.kind, "framework": settings.framework, "seed": settings.seed}
+    line |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
     blank = complete_row(host, line)
-    say(f"\nthe standard set on {blank['machine']} ({device.kind}), {settings.framework} {device.framework_version}")
+    say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
     say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")
     has_result = measure_set(run, host, device, blank)
@@ -291,7 +291,7 @@ def main():
     say(table.describe_set(settings.results_dir, say, [blank[name] for name in table.SIDE]))
     path = results.path_of(settings.results_dir, blank)
     say(f"added to {results.display_path(path)}: `make plot` draws it, `make submit` prints how to send it")
-    if device.kind == "mps" and settings.framework != "mlx":
+    if device.type == "mps" and settings.framework != "mlx":
         say("`FRAMEWORK=mlx make all` measures the language models in MLX")
     return 0 if has_result else 1
 

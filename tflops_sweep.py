@@ -36,7 +36,7 @@ class Sweep:
         self.rig = replace(rig, instruments=replace(rig.instruments, counter=None))
         self.settings = rig.settings
         self.rows = []
-        self.peak_side = CPU_PEAK_SIDE if rig.device.kind == "cpu" else GPU_PEAK_SIDE
+        self.peak_side = CPU_PEAK_SIDE if rig.device.type == "cpu" else GPU_PEAK_SIDE
 
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
@@ -84,8 +84,8 @@ def measure_sweep(rig: child.Rig, _):
             if best and math.prod(max(settings.sizes, key=math.prod)) >= sweep.peak_side**3:
                 measure_peak(sweep, best)
             if best and "convolution" in settings.ops:
-                measure_others(sweep, [(operators.convolution_3x3(device.kind), precision)], best["tflops"])
-        others = operators.list_others(device.kind, sweep.peak_side, device.emulates_bfloat16)
+                measure_others(sweep, [(operators.convolution_3x3(device.type), precision)], best["tflops"])
+        others = operators.list_others(device.type, sweep.peak_side, device.emulates_bfloat16)
         for name, works in others.items():
             if name in settings.ops:
                 measure_others(sweep, works)
@@ -124,7 +124,7 @@ def measure_peak(sweep: Sweep, best):
     precision = best["precision"]
     peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)
     note = "the best size, measured again"
-    if sweep.rig.device.kind == "cpu":
+    if sweep.rig.device.type == "cpu":
         rival = sweep.measure_operator(operators.convolution_1x1(size), precision, seed=1)
         if sweep.keep(rival) and rival["tflops"] > peak.get("tflops", 0):
             peak = rival

@@ -122,23 +122,23 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         logging.getLogger("bench").setLevel(logging.ERROR)
     framework = frameworks.load(settings.framework)
     device = framework.find_device(settings)
-    if task.device not in ("", device.kind):
-        raise SettingError(f"{task.device} was measured, but only {device.kind} is found now: run `make doctor`")
+    if task.device not in ("", device.type):
+        raise SettingError(f"{task.device} was measured, but only {device.type} is found now: run `make doctor`")
     if task.has_extras:
         warn_of_device(settings, device, me)
-    settings = settings.on(device.kind, device.emulates_bfloat16)
+    settings = settings.on(device.type, device.emulates_bfloat16)
     num_workers = settings.num_workers
     if num_workers is None:
         num_workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
     # A process by itself is a group of one, which waits for nobody.
-    with framework.join_ranks(me, device.kind) if me.are_many else nullcontext(ranks.Group()) as group:
+    with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
         # Equal on all ranks, because the number of steps in a window depends on num_workers.
         settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
-        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.kind, device.device_name)
+        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
         instruments = replace(instruments, **(task.rest if task.has_extras else {"counter": None}))
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
-        device_cells = {name: getattr(device, name) for name in names} | {"device": device.kind, "nodes": me.nodes}
+        device_cells = {name: getattr(device, name) for name in names} | {"device": device.type, "nodes": me.nodes}
 
         def emit_on_rank_0(line):
             if me.rank == 0:
@@ -150,7 +150,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
 
 def warn_of_device(settings, device, me):
     """Warn if a GPU is missing, if another one may be faster than the device, or if its start is slow."""
-    if device.kind == "cpu" and settings.use_gpu is not False:
+    if device.type == "cpu" and settings.use_gpu is not False:
         why = environment.explain_missing_gpu(settings.framework)
         if settings.use_gpu:
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
@@ -300,7 +300,7 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
     cells |= {
         "parameters": session.parameters,
         "measured_precision": session.proof.measured_precision,
-        "peak_memory_bytes": meters.process_peak_bytes() if rig.device.kind == "cpu" else context.peak_memory_bytes(),
+        "peak_memory_bytes": meters.process_peak_bytes() if rig.device.type == "cpu" else context.peak_memory_bytes(),
         "idle_watts": rig.instruments.idle_watts,
     }
     if cells["status"] != "interrupted":

@@ -107,16 +107,16 @@ def report_framework(name):
     except Exception as error:
         show(name, "no", f"{type(error).__name__}: {' '.join(str(error).split())}")
         return 1
-    place = f"{device.device_name or 'the CPU'} ({device.kind})"
+    place = f"{device.device_name or 'the CPU'} ({device.type})"
     words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
     words += f"matmul verified in {session.proof.measured_precision}"
-    may_use_gpu = device.kind == "cpu" and settings.use_gpu is not False
+    may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
     if name == "torch" and (why := environment.explain_missing_compiler()):
         show("  compiler", "--", why)
-    instruments = meters.open_instruments(device.kind, device.device_name)
+    instruments = meters.open_instruments(device.type, device.device_name)
     known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
     show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0

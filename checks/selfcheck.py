@@ -49,7 +49,7 @@ def check_matmul(by_hand, side=1024):
 def check(settings, describe, block, about):
     """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
     framework, pairs = frameworks.load(settings.framework), []
-    settings = settings.on(framework.find_device(settings).kind)
+    settings = settings.on(framework.find_device(settings).type)
     workload = describe(settings)
     session = framework.open_session(workload, settings, "device")
     job = Job(session, workload.items_per_step, 1.0)

@@ -49,11 +49,11 @@ class Children:
         if len(self.asked) == self.ends_after:
             raise KeyboardInterrupt
         command = Path(child.script).stem.partition("_")[0]
-        settings = parse_settings(command, child.environ).on(self.device.kind)
+        settings = parse_settings(command, child.environ).on(self.device.type)
         self.asked.append((command, settings))
         self.has_extras.append(child.task["has_extras"])
         workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
-        cells = {"device": self.device.kind} | {
+        cells = {"device": self.device.type} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
         }
         cells |= work_cells(settings, workload, "device") | rate(1.0)
@@ -111,7 +111,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     for device in (CPU, CUDA, NVIDIA, MPS, Device("xpu", None, "2.15", 1)):
         planned = measure_all.plan_lines(read_fixed_run("all"), device, "bfloat16")
         assert planned
-        models |= {workload_of_command(run.command, run.settings.on(device.kind)).model for run in planned.values()}
+        models |= {workload_of_command(run.command, run.settings.on(device.type)).model for run in planned.values()}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 

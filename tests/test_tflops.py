@@ -74,7 +74,7 @@ def test_the_best_size_is_measured_again_as_the_peak(sweep):
 
 def test_only_a_cpu_may_have_its_peak_in_a_convolution():
     def measured_on(kind):
-        rig, rows = SimpleNamespace(device=SimpleNamespace(kind=kind)), []
+        rig, rows = SimpleNamespace(device=SimpleNamespace(type=kind)), []
         measure_operator = lambda work, *_, seed: {"model": work.model, "tflops": 1.0, "note": ""}  # noqa: E731
         sweep = SimpleNamespace(rig=rig, measure_operator=measure_operator, keep=rows.append)
         tflops_sweep.measure_peak(sweep, {"matrix_size": "64x64x64", "precision": "float32"})

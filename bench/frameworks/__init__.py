@@ -29,15 +29,15 @@ FOLDERS = {"torch": "pytorch", "tensorflow": "keras_jax_tf", "jax": "keras_jax_t
 class Device:
     """Where a framework would run; known before anything is built, so that a failure's row has it too."""
 
-    kind: str  # "cpu", "cuda", "mps" ...; the column device
+    type: str  # "cpu", "cuda", "mps" ..., as in PyTorch; the column device
     device_name: str | None  # None: the system knows the name better
     framework_version: str
     num_threads: int  # CPU threads
     emulates_bfloat16: bool = False  # which is slow: such a card is fast in float16
-    count: int = 0  # GPUs of this kind that the framework can use, if it runs on several
+    count: int = 0  # GPUs of this type that the framework can use, if it runs on several
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
     rated_bandwidth: float | None = None  # of its memory, in GB/s
-    # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this kind of device.
+    # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this type of device.
     why_not_compiled: str | None = None
     note: str = ""  # what the user has to know before the first step
 

@@ -81,7 +81,7 @@ def shares_memory(device):
     """Return whether a Device's arrays take the system's memory: a CPU's, or those of a Mac, DGX Spark or Jetson."""
     if device.is_integrated is not None:
         return device.is_integrated
-    return device.kind != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
+    return device.type != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
 
 
 def read_card_gb():

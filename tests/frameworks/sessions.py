@@ -61,7 +61,7 @@ class Opener:
 
     def settings(self, script, **environ):
         settings = read_settings(script, GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
-        return settings.on(self.framework.find_device(settings).kind)
+        return settings.on(self.framework.find_device(settings).type)
 
     def workload(self, script, phase, **environ):
         return workload_of_command(script, self.settings(script, PHASE=phase, **environ))

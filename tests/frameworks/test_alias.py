@@ -31,8 +31,8 @@ def test_the_device_is_described(monkeypatch, device, name):
     pretend(monkeypatch, device)
     found = on_torch.find_device(read_settings("mlp", {}))
     assert found == on_torch.find_device(read_settings("mlp", {"USE_GPU": "1"}))
-    assert (found.kind, found.device_name) == (device, name)
-    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).kind == "cpu"
+    assert (found.type, found.device_name) == (device, name)
+    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).type == "cpu"
 
 
 @pytest.mark.parametrize(("gib", "environ", "fractions"), [(16, {}, [1]), (32, {}, []), (16, {WATERMARK: "0"}, [])])

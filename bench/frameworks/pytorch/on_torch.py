@@ -60,7 +60,7 @@ def find_device(settings):
     # Two transfers in each period of the memory's clock (kHz); 0 if the driver does not tell.
     kilobits = 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0)
     return Device(
-        kind=kind,
+        type=kind,
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
