@@ -43,26 +43,26 @@ with open(task["path"], "a") as lines:
 note("ends")
 """
 LIST = """
-import sys
+import os, sys
 from bench import parent
 from bench.records import report
-parent.SCRIPTS["image"] = sys.argv[1]
+parent.SCRIPTS["image"] = os.environ["CHILD"]
 sys.exit(parent.processes.run_script(lambda: parent.measure_command("image", None, report.describe_run)))
 """
 BEST = """
-import sys
+import os, sys
 import best_settings
 from bench import parent
-parent.SCRIPTS["image"] = sys.argv[1]
+parent.SCRIPTS["image"] = os.environ["CHILD"]
 sys.exit(parent.processes.run_script(best_settings.main))
 """
 ALL = """
-import sys
+import os, sys
 import measure_all
 from bench import parent
 from bench.records.rows import complete_row
 from bench.settings import read_runs
-parent.SCRIPTS["image"] = sys.argv[1]
+parent.SCRIPTS["image"] = os.environ["CHILD"]
 measure_all.card.finish = lambda *_: [""]
 
 def measure():
@@ -90,8 +90,9 @@ class Command:
         self.log = folder / "log"
         (folder / "child.py").write_text(PROGRAM)
         environ = {"RESULTS_DIR": str(folder), "MACHINE": "m", "USE_GPU": "0", "LOG": str(self.log)}
+        environ["CHILD"] = str(folder / "child.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, str(folder / "child.py")],
+            [sys.executable, "-c", program],
             env=os.environ | environ | SETTINGS[program],
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | streams,
         )

@@ -19,6 +19,7 @@ from bench.timing.intervals import has_drift
 from bench.timing.job import Job
 from bench.timing.measure import collect_windows, is_launch_bound, measure, measure_energy, measure_sustained
 from tests.fakes import Clock, Device
+from tests.rows import ROW
 
 
 def run(fake, items=1, watch=None, **limits):
@@ -500,12 +501,12 @@ def test_a_short_run_has_no_last_third():
 def results_of(seconds, count, seed):
     """Return the Rates of results of five processes of a window each; `seconds` is the median step of all processes."""
     rng = random.Random(seed)
-    about = {"scope": "device", "status": "ok", "note": ""}
 
-    def row():
-        return about | {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds}
+    def row(process):
+        rate = {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds, "throughput_low": None, "throughput_high": None}
+        return ROW | rate | {"process": process}
 
-    return [Rate.of_row(combine(row() | {"process": i} for i in range(1, 6))[0]) for _ in range(count)]
+    return [Rate.of_row(combine(map(row, range(1, 6)))[0]) for _ in range(count)]
 
 
 def test_intervals_cover_the_truth_as_often_as_the_documents_say():
