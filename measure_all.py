@@ -260,7 +260,8 @@ def measure_set(run: Run, host, device, blank):
     kept = Kept(run.settings.results_dir, blank, run.settings.again)
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
-    sixteen = choose_sixteen(find_peaks(rows), device.type)
+    has_sixteen = kind == "gpu" or not run.settings.quick  # a quick set on a CPU is in float32
+    sixteen = choose_sixteen(find_peaks(rows), device.type) if has_sixteen else ""
     is_shared = resources.shares_memory(device)
     memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
     works = plan_lines(run, device, sixteen, memory_gb, is_shared)

@@ -71,7 +71,7 @@ UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s
 COLUMNS = {
     # which
     "schema": Column("identity", "version of the meaning of these columns", (str(SCHEMA),)),
-    "method_version": Column("version", "version of the method in bench/timing/measure.py", METHODS),
+    "method_version": Column("version", "METHOD_VERSION of bench/timing", METHODS),
     "run_id": Column("identity", "the run: one combination of settings, in one command, in all its processes", "word"),
     "process": Column("identity", "its number in the run, from 1; blank: several, of an earlier version", "count"),
     "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`", "word"),

@@ -67,7 +67,8 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
         together = 1 / (1 / d + 1 / p)
         both = f"both share the cores, so {format_number(together)} are expected and {format_number(e)} were measured"
         return slower, f"{words[slower]}: {parts}, and {both}"
-    if max(e, end_to_end.high) < OVERLAP * min(d, p):  # NaN: unknown
+    # Against the lower end of the slower part: luck of 5 % in it would look like poor overlap.
+    if max(e, end_to_end.high) < OVERLAP * min(device, pipeline).low:  # NaN: unknown
         return "overlap", f"limited by poor overlap: {parts}, and both together reach only {format_number(e)}"
     return slower, f"{words[slower]}: {parts}"
 

@@ -96,15 +96,23 @@ def test_work_that_a_framework_does_not_have_is_not_missing(folder):
 
 
 @pytest.mark.parametrize(
-    ("rates", "width", "is_named"), [((100, 90), 0.01, True), ((100, 90), 0.12, False), ((100, 110), 0.01, False)]
+    ("rates", "width", "processes", "is_named"),
+    [
+        ((100, 90), 0.01, "1 2 3", True),
+        ((100, 90), 0.12, "1 2 3", False),
+        ((100, 110), 0.01, "1 2 3", False),
+        ((100, 90), 0.01, "1", False),
+    ],
 )
-def test_work_that_16_bits_slow_down_is_named(folder, rates, width, is_named):
+def test_work_that_16_bits_slow_down_is_named(folder, rates, width, processes, is_named):
     write(folder, standard_set())
     about = {"phase": "inference", "batch_size": "16", "image_size": None}
     write(
         folder,
         [
-            rate(each, width) | about | {"precision": name, "run_id": "x"}
+            rate(each, width)
+            | about
+            | {"precision": name, "run_id": "x", "process_rates": processes, "timestamp": LATER}
             for each, name in zip(rates, ("float32", "bfloat16"), strict=True)
         ],
     )
