@@ -68,8 +68,6 @@ def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
             continue
         usual = 1 if is_quick or line.is_latency else standard_set.RUNS
         for precision in line.list_precisions(device.type, sixteen):
-            if is_quick and device.type == "cpu" and precision != "float32":
-                continue
             needed = line.needed_gb(precision, is_shared)
             if memory_gb < needed:
                 small.append(f"{line.title} {line.phase}, batch {line.batch_size} ({needed} GB)")
