@@ -114,7 +114,8 @@ def plug_in():
     torch.backends.cudnn.enabled = False  # its operators are not the CPU's
     for name in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
-    torch.cuda.get_rng_state = torch.get_rng_state  # the CPU draws the numbers of dropout
+    torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()  # the CPU draws the numbers of dropout
+    torch.cuda.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
     start_group = dist.init_process_group
     dist.init_process_group = lambda backend: start_group(backend.replace("nccl", "gloo"))  # NCCL needs a driver
     Kernels().__enter__()
