@@ -128,7 +128,7 @@ def describe_matches(own, published, left_out=()):
         ratio, low, high = (here[name] / there["value"] for name in ("value", "low", "high"))
         ratios.setdefault(there["workload"], []).append(ratio)
         interval = f" ({low:.3g} to {high:.3g})" if low > 0 else ""
-        rates = f"{format_number(here['value'])} here, {format_number(there['value'])} there ({there['per']})"
+        rates = f"{format_number(here['value'])} here, {format_number(there['value'])} there ({here['per']})"
         flags = f" [{here['flags']}]" if here["flags"] else ""
         lines.append(report.wrap(f"{name_work(there)}: {ratio:.3g}x{interval}, {rates}{flags}", "  "))
         lines.append(
