@@ -63,11 +63,9 @@ def find_published(environ, folder):
     typed = environ.get("B", "").strip()
     if Path(os.path.expanduser(typed)).is_file() or (folder / f"{typed}.csv").is_file():
         return []
-    rows = frames.load(folder, warn).lines
-    rows = rows.loc[rows["published"] & (rows["status"] == "ok")].to_dict("records")
-    names = list(dict.fromkeys(row["device_name"] for row in rows))
-    found = match.find_names(typed, names) if typed else []
-    return [row for row in rows if found and row["device_name"] == match.choose_name(typed, names)]
+    published = match.group_published(frames.load(folder, warn).lines)
+    found = match.find_names(typed, published) if typed else []
+    return published[match.choose_name(typed, published)] if found else []
 
 
 def key_of(line, names):

@@ -61,8 +61,9 @@ def plan(run: Run, rows, kind, peak=0.0, memory_gb=math.inf):
                 continue
             count = str(run.settings.runs or standard_set.RUNS)
             planned = run.with_settings(command, **environ, RUNS=count)
-            refuse_other_work(planned, work, kind)
-            refuse_large_work(planned, kind, peak, memory_gb)
+            settings, workload = make_workload(planned, kind)
+            refuse_other_work(settings, workload, work)
+            refuse_large_work(workload, peak, memory_gb)
         except SettingError as error:
             reasons.append(str(error))
         else:
@@ -71,17 +72,20 @@ def plan(run: Run, rows, kind, peak=0.0, memory_gb=math.inf):
 
 
 def make_workload(run: Run, kind):
-    """Return (settings on this kind of device, Workload) of a run; nothing is downloaded."""
+    """Return (settings on this kind of device, Workload) of a run; nothing is downloaded.
+
+    Raises:
+        SettingError: the reason why there is none.
+    """
     settings = replace(run.settings.on(kind), data="synthetic")
-    return settings, MAKE[run.command](settings)
-
-
-def refuse_other_work(run: Run, work, kind):
-    """Raise SettingError, with the reason, if a run is other work than that of a published row."""
     try:
-        settings, workload = make_workload(run, kind)
+        return settings, MAKE[run.command](settings)
     except SettingError:
         raise SettingError("a model that is not ours") from None
+
+
+def refuse_other_work(settings, workload, work):
+    """Raise SettingError, with the reason, if a Workload is other work than that of a published row."""
     scope, *_ = settings.scope or ("device",)
     cells = {name: "" if cell is None else str(cell) for name, cell in work_cells(settings, workload, scope).items()}
     ours = dict(work_of({"measured_precision": "", "compile": "", "weight_bits": ""} | cells))
@@ -89,9 +93,8 @@ def refuse_other_work(run: Run, work, kind):
         raise SettingError(f"another {' and '.join(differing)} than can be measured")
 
 
-def refuse_large_work(run: Run, kind, peak, memory_gb):
-    """Raise SettingError, with the reason, if a run does not fit or takes too long here."""
-    _, workload = make_workload(run, kind)
+def refuse_large_work(workload, peak, memory_gb):
+    """Raise SettingError, with the reason, if a Workload does not fit or takes too long here."""
     if workload.resident_bytes > memory_gb * 2**30:
         raise SettingError("not enough memory")
     flops = LEAST_STEPS * workload.items_per_step * (workload.flops_per_item or 0)
@@ -134,8 +137,7 @@ def main(environ=os.environ):
     line |= {"device": device.type, "framework": run.settings.framework, "seed": run.settings.seed}
     blank = complete_row(host, line)
     stored = frames.load(folder, say)
-    figures = stored.lines.loc[stored.lines["published"] & (stored.lines["status"] == "ok")].to_dict("records")
-    published = {name: [row for row in figures if row["device_name"] == name] for name in machines_of(figures)}
+    published = match.group_published(stored.lines)
     peak = find_peak(stored, blank["machine"])
     kind = "cpu" if device.type == "cpu" else "gpu"
     memory_gb = host.memory_gb if resources.shares_memory(device) else resources.read_card_gb()
@@ -161,10 +163,6 @@ def main(environ=os.environ):
     print("", f"{blank['machine']} / {name}", *lines, sep="\n")
     print(f"added to {results.display_path(results.path_of(folder, blank))}")
     return 0
-
-
-def machines_of(rows):
-    return dict.fromkeys(row["device_name"] for row in rows)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     of_run = {"run_id": run.run_id, "process": 1}
     rows = [complete_row(host, line, **of_run) for line in lines if line["status"] != processes.BEGUN]
     if me.rank == 0 and rows:
-        store(settings.results_dir, rows)
+        with processes.interrupts_held():
+            store(settings.results_dir, rows)
         found = combine(rows)
         print(describe_rows(found, read_stored(settings.results_dir, found)))
         print(f"added to {results.display_path(results.path_of(settings.results_dir, rows[0]))}", flush=True)
@@ -175,8 +176,7 @@ def store(folder, rows):
         of_path.setdefault(results.path_of(folder, row), []).append(row)
     for path, some in of_path.items():
         try:
-            with processes.interrupts_held():
-                results.append(path, *some)
+            results.append(path, *some)
         except results.ResultsError as error:
             print(results.to_text([], some), end="", flush=True)
             kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"

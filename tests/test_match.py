@@ -18,9 +18,7 @@ from tests.rows import GPU, PEAK, rate, write
 @pytest.fixture(scope="module")
 def published():
     """The rows of results/published.csv by machine."""
-    lines = frames.load(Path("results"), pytest.fail).lines
-    rows = lines.loc[lines["published"] & (lines["status"] == "ok")].to_dict("records")
-    return {name: [row for row in rows if row["device_name"] == name] for name in match_results.machines_of(rows)}
+    return match.group_published(frames.load(Path("results"), pytest.fail).lines)
 
 
 @pytest.mark.parametrize(

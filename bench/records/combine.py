@@ -94,7 +94,7 @@ def combine_quantity(rows):
     flags = [flag for row in sound for flag in row["flags"].split()]
     return middle | {
         **interval,
-        **{name: cells[0] for name, cells in known.items() if cells},
+        **{name: known[name][0] for name in OF_SOME if known[name]},
         **{name: max(known[name]) for name in LARGEST if known[name]},
         # Only the first process knows whether a model could be compared with the CPU.
         "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in sound), *reasons]))),

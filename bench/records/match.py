@@ -33,6 +33,14 @@ SET = (
 )
 
 
+def group_published(lines):
+    """Return {machine: its published rows that are valid} of the lines of tables.latest()."""
+    machines = {}
+    for row in lines.loc[lines["published"] & (lines["status"] == "ok")].to_dict("records"):
+        machines.setdefault(row["device_name"], []).append(row)
+    return machines
+
+
 def find_names(typed, names):
     """Return the machines that a typed name means: the one of that name, or all with its words, as "rtx 3090" has."""
     exact = [name for name in names if name.lower() == typed.lower()]
