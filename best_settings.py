@@ -53,7 +53,7 @@ TRIED = {
 LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
-LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after these seconds or this share of the time, if longer
+LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
 NOT_REPEATED = (*MAKE_VARIABLES, *SYNONYMS, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
@@ -185,7 +185,9 @@ def describe_answer(search: Search, rows):
     headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
     if answer == default:
         headline = "the default is the fastest"
-        headline += f"; {words} gained, but in the last comparison: {gain}" if fastest != default else ""
+        headline += (
+            f"; {words} was faster in the search, but not in the last comparison: {gain}" if fastest != default else ""
+        )
     lines += [headline, f"  the default: {format_number(rows[default]['throughput'])} {row['unit']}"]
     for before, step in pairwise(rows):
         rate = f"{format_number(rows[step]['throughput'])} {row['unit']}"

@@ -17,18 +17,17 @@ from dataclasses import replace
 from bench import processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, read_machine
 from bench.plots import frames, table
 from bench.records import match, peaks, report, results
 from bench.records.likeness import work_of
-from bench.records.rows import complete_row, work_cells
+from bench.records.rows import work_cells
 from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 from diffusion_benchmark import diffusion_workload
 from image_benchmark import image_workload
 from llm_benchmark import llm_workload
-from measure_all import Kept, measure_passes, say
+from measure_all import Kept, find_place, measure_passes, say
 from mlp_benchmark import mlp_workload
 from transformer_benchmark import transformer_workload
 
@@ -131,11 +130,7 @@ def main(environ=os.environ):
     refuse_ranks("make match")
     run = read_fixed_run("match", environ)
     folder = run.settings.results_dir
-    device = find_device(run.with_settings("tflops"))
-    host = read_machine([run])
-    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
-    line |= {"device": device.type, "framework": run.settings.framework, "seed": run.settings.seed}
-    blank = complete_row(host, line)
+    host, device, blank = find_place(run)
     stored = frames.load(folder, say)
     published = match.group_published(stored.lines)
     peak = find_peak(stored, blank["machine"])

@@ -268,6 +268,15 @@ def measure_set(run: Run, host, device, blank):
     return any(row["status"] == "ok" for row in rows)
 
 
+def find_place(run: Run):
+    """Return (Host, Device, a row of both without a result) of what measures here; warn as read_machine() does."""
+    device = find_device(run.with_settings("tflops"))
+    host = read_machine([run])
+    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
+    line |= {"device": device.type, "framework": run.settings.framework, "seed": run.settings.seed}
+    return host, device, complete_row(host, line)
+
+
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
@@ -275,11 +284,7 @@ def main():
     settings = run.settings
     if not settings.quick and doctor.examine((settings.framework,)):
         return 1
-    device = find_device(run.with_settings("tflops"))
-    host = read_machine([run])
-    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
-    line |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
-    blank = complete_row(host, line)
+    host, device, blank = find_place(run)
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
     say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")

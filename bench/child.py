@@ -45,8 +45,9 @@ class Task:
     path: str = ""  # of the file that gets the lines
     # Also measure pipelines and energy, and warn: one process is enough for that.
     has_extras: bool = True
-    compares_with_cpu: bool = True  # in the first process of a run, and in each trial of make best
-    # Of the file with the numbers that the first process of the run has checked; without it a process compares itself.
+    compares_with_cpu: bool = True  # in the first process of a run
+    # Of the file with the numbers that the first process of the run has checked. A process that finds none compares its
+    # own with the CPU.
     numbers_path: str = ""
     takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing

@@ -96,7 +96,7 @@ case $requirements in *tensorflow*) newest=13 ;; esac
 # Python 3.12 has the newest versions of all frameworks. A company or a cluster may block uv's download of it.
 for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
     works && break
-    rm -rf "$venv"
+    rm -rf "$venv" 2>/dev/null || stop "$venv cannot be removed: \`sudo make clean && sudo chown -R \$USER results\`"
     why=$(uv venv --quiet --python-preference system --python $choice "$venv" 2>&1) || :
 done
 case $why in *nterpreter* | *"Python"*) why="$why: install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest" ;; esac

@@ -87,7 +87,7 @@ def measure_command(command, make_workload, describe_rows):
             log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
         rows_of = {run: [] for run in group}
         count = plan_processes(group[0])
-        begun = rounds[group[0]]  # a long list has several groups with the same first run
+        begun = rounds[group[0]]  # the parts of a long list have the same first run, whose processes are numbered on
         rounds[group[0]] += count
         try:
             with report.progress(count * len(group), quiet=False) as show:
@@ -131,7 +131,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     lines = []
-    # With NUM_DEVICES, settings for one device are refused.
+    # NUM_DEVICES lets read_runs() refuse settings that need a single device.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
     if others or settings.runs not in (None, 1):
@@ -139,8 +139,8 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
             "of every other setting, RUNS=1 too, or set NUM_DEVICES instead of using torchrun"
         )
-    host = environment.read_host(run.settings.machine)
-    status = child.open_and_measure(run.settings, make_workload, measure_work, child.Task(), lines.append)
+    host = environment.read_host(settings.machine)
+    status = child.open_and_measure(settings, make_workload, measure_work, child.Task(), lines.append)
     of_run = {"run_id": run.run_id, "process": 1}
     rows = [complete_row(host, line, **of_run) for line in lines if line["status"] != processes.BEGUN]
     if me.rank == 0 and rows:
@@ -294,8 +294,8 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
         is_first = number == numbers[0]
         of_round = {"rest": host.rest, "has_extras": is_first, "compares_with_cpu": is_first} | task
         for takes_turns in (True, False) if interleaves else (False,):
-            tasks = {run: of_round | {"takes_turns": takes_turns, "device": devices.get(run, "")} for run in remaining}
-            children = {run: make_child(run, show, limit, **tasks[run]) for run in remaining}
+            of_try = of_round | {"takes_turns": takes_turns}
+            children = {run: make_child(run, show, limit, **of_try, device=devices.get(run, "")) for run in remaining}
             rows_of, error = run_children(children, host, number, group, keeps_parts=is_first)
             if error or not takes_turns or not is_crowded(rows_of):
                 break
@@ -327,7 +327,7 @@ def is_crowded(rows_of):
 def run_children(children, host, number, group="", keeps_parts=False):
     """Let the Children of a round, {run: Child}, work until they have ended, and store their rows.
 
-    Every second round begins with the last one. A round without room for all at the same time is not stored.
+    Even rounds begin with the last one. A round without room for all at the same time is not stored.
 
     Args:
         number, group: cells of the rows.
@@ -344,15 +344,16 @@ def run_children(children, host, number, group="", keeps_parts=False):
     rows_of = {}
     try:
         with processes.interrupts_held():
-            for run, child in children.items():
-                rows = read_rows(run, host, child, number, group)
-                if rows and (keeps_parts or child.exit_status != processes.INTERRUPTED):
+            for run, process in children.items():
+                rows = read_rows(run, host, process, number, group)
+                if rows and (keeps_parts or process.exit_status != processes.INTERRUPTED):
                     rows_of[run] = rows
-                if mistake := find_mistake(run, child):
+                if mistake := find_mistake(run, process):
                     error = error or SettingError(mistake)
-            takes_turns = any(child.task.get("takes_turns") for child in children.values())
+            takes_turns = any(process.task.get("takes_turns") for process in children.values())
             if error or not (takes_turns and is_crowded(rows_of)):
-                store(run.settings.results_dir, [row for rows in rows_of.values() for row in rows])
+                folder = next(iter(children)).settings.results_dir
+                store(folder, [row for rows in rows_of.values() for row in rows])
     except (KeyboardInterrupt, results.ResultsError) as last:
         error = last
     return rows_of, error

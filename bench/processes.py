@@ -231,7 +231,7 @@ def read_whole_lines(file):
 def work_interleaved(children):
     """Let Children work, one turn each, until all of them have ended, and close them; after Ctrl-C, too.
 
-    Those that end no turns work one after the other.
+    One that never ends a turn runs to its end before the next one starts.
     """
     working = list(children)
     try:

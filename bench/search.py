@@ -10,7 +10,7 @@ It knows no framework, no process and no clock, so that tests can run it on tabl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.records.combine import compare_runs
+from bench.records.combine import compare_runs, is_failure
 
 CHANGES = 3  # that are interleaved with the fastest so far
 ROUNDS, FINAL_ROUNDS = 3, 5
@@ -102,7 +102,7 @@ class Search:
     def failures(self):
         """Return {candidate: row} of those whose process failed; none of them becomes the fastest."""
         rows = {each: rows[-1] for rows_of in (*self.rounds, *self.final) for each, rows in rows_of.items()}
-        return {each: row for each, row in rows.items() if row["status"] not in ("ok", "interrupted")}
+        return {each: row for each, row in rows.items() if is_failure(row)}
 
     def answer(self):
         """Return the path up to the answer: only the default, if the fastest failed or was slower in a final pair."""

@@ -35,7 +35,6 @@ SHORT |= {name: {} for name in UNCHANGED}
 # What the reader fills in: rows that the commands before have measured, and those of another machine.
 FILLED_IN = {"A=...": "A=readme", "B=...": "B=amd-epyc-2-cores"}
 SKIPPED = {  # start of a command: reason
-    "git clone": "it has a placeholder",
     "pip install": "it changes the packages of the system",
     "FRAMEWORK=all make test": "it installs 9 GB more, and .github/workflows/test.yml runs it for each framework",
     "make selfcheck": "it takes ten minutes, and other programs disturb it: run it by itself",

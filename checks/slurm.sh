@@ -43,6 +43,13 @@ for script in "$folder"/[123].sh; do
     sbatch --wait --output="$folder/%j.txt" "$script" || { cat "$folder"/log "$folder"/*.txt; exit 1; }
 done
 cat "$folder"/*.txt
-rows=$(cat "$RESULTS_DIR"/*.csv | grep -c ',ok,')
-echo "$rows rows: one of two ranks, one of each task of the array, and those of the standard set"
-[ "$rows" -gt 4 ]
+"$PYTHON" - <<'END'
+import collections, csv, glob, os
+
+rows = [row for path in glob.glob(os.environ["RESULTS_DIR"] + "/*.csv") for row in csv.DictReader(open(path))]
+found = collections.Counter((row["model"], row["world_size"]) for row in rows if row["status"] == "ok")
+print(len(rows), "rows:", *found)
+for model, world_size in [("squeezenet1_1", "2"), ("squeezenet1_1", "1"), ("mobilenet_v2", "1"), ("resnet18", "1")]:
+    assert found.pop((model, world_size), 0), f"no row of {model} by {world_size} processes"
+assert found, "no row of the standard set"
+END

@@ -240,10 +240,9 @@ class ModelSession(BaseSession):
         self.context = context  # put() needs it
         self.workload = workload
         self.batch_size = settings.batch_size
-        self.takes_long = bool(settings.sustain)  # then the proof precedes the windows, too
+        self.takes_long = bool(settings.sustain)  # then the proof precedes the windows, too, and frees nothing
         self.model = model
         self.parameters = model.parameters
-        self.inputs_of = workload.inputs_of
         super().__init__(context, stream or (lambda seed: self.put(workload.make_batches(settings.batch_size, seed))))
         self.prove_before()
         context.traces = 0  # that was compiled too
@@ -280,7 +279,7 @@ class Inference(ModelSession):
         return math.prod(self.last_result.shape) <= KEPT_NUMBERS
 
     def step(self):
-        self.inputs = self.inputs_of(next(self.batches))
+        self.inputs = self.workload.inputs_of(next(self.batches))
         self.last_result = self.model.infer(*self.inputs)
 
     def run(self, batches):
@@ -352,7 +351,7 @@ class Training(ModelSession):
 class Forward(Training):
     """A step is the forward pass of training."""
 
-    updates = checksum = BaseSession.updates
+    updates, checksum = BaseSession.updates, BaseSession.checksum
 
     def step(self):
         self.model.forward(*next(self.batches))
@@ -365,7 +364,7 @@ class Forward(Training):
 class Backward(Training):
     """A step is the backward pass; the forward pass comes before it."""
 
-    updates = checksum = BaseSession.updates
+    updates, checksum = BaseSession.updates, BaseSession.checksum
 
     def prepare(self):
         self.model.forward(*next(self.batches))
@@ -504,7 +503,6 @@ class EpochSession(Training):
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
-        self.batch_size = workload.items_per_step
         count = len(train_labels)
         # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))

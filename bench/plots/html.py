@@ -66,7 +66,7 @@ def collect(lines):
         note=["; ".join(filter(None, [row["compared"], row["note"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
-        here=[match.name_command(row) if row["published"] else "" for row in rows],
+        here=[match.name_command(match.fill_rate(row)) if row["published"] else "" for row in rows],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
         stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],

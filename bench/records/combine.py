@@ -15,9 +15,8 @@ from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 from bench.timing.intervals import median_interval
 
-# Cells that only some processes have, and those of which the largest counts.
-OF_SOME = ("output_limit", "idle_watts", "power_watts", "joules_per_item", "power_scope")
-LARGEST = ("output_error",)
+# Cells that only some processes have.
+OF_SOME = ("output_error", "output_limit", "idle_watts", "power_watts", "joules_per_item", "power_scope")
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
 
 
@@ -54,7 +53,7 @@ def combine_run(rows):
     found = []
     for row in rows:
         key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
-        quantities[key if row["process"] else len(quantities)].append(row)
+        quantities[key if row["process"] else len(quantities)].append(row)  # an earlier version's stands by itself
     for of_quantity in quantities.values():
         found.append(combine_quantity(of_quantity) if of_quantity[0]["process"] else forget_bottleneck(of_quantity[0]))
     by_scope = {row["scope"]: row for row in found if row["status"] == "ok" and not row["source"]}
@@ -90,12 +89,12 @@ def combine_quantity(rows):
     for place, end in enumerate(("throughput_low", "throughput_high")):
         ends = [row["throughput"] if row[end] is None and len(sound) > 1 else row[end] for row in sound]
         interval[end] = median_interval(ends, rho=0)[place]
-    known = {name: [row[name] for row in sound if row[name] not in (None, "")] for name in (*OF_SOME, *LARGEST)}
+    known = {name: [row[name] for row in sound if row[name] not in (None, "")] for name in OF_SOME}
     flags = [flag for row in sound for flag in row["flags"].split()]
     return middle | {
         **interval,
         **{name: known[name][0] for name in OF_SOME if known[name]},
-        **{name: max(known[name]) for name in LARGEST if known[name]},
+        "output_error": max(known["output_error"], default=None),
         # Only the first process knows whether a model could be compared with the CPU.
         "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in sound), *reasons]))),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in sound),

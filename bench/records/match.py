@@ -80,6 +80,10 @@ def settings_of(row, framework):
         raise SettingError("no batch size stated")
     if NOT_STATED in dict(work_of(row)).values():
         raise SettingError("length not stated")
+    if not row["precision"]:
+        raise SettingError("precision not stated")
+    if row["scope"] != "device" and command != "image":
+        raise SettingError("another scope than can be measured")
     texts = {"model": row["model"], "phase": row["phase"], "scope": row["scope"]}
     texts |= {name: row[name] for name in SET}
     known = FRAMEWORKS[framework]

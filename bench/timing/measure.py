@@ -37,7 +37,7 @@ SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
-LAUNCHES = 10  # steps whose submission is timed, or as many as take a second, but three
+LAUNCHES = 10  # steps whose submission is timed: fewer if they take over a second, but LEAST_LAUNCHES
 LEAST_LAUNCHES = 3
 # Share of a step's time. A driver queues about 1,000 launches and then lets the host wait, so submitting 5,000 kernels
 # takes 0.8 of the time that a device needs for them.
@@ -157,8 +157,8 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
 def measure_stream(job: Job):
     """Measure a pipeline's batches, all of them, for MAX_SECONDS; return the Measurement.
 
-    Windows have no gaps: each begins when the last one ended, because the workers work ahead. They are not looked at
-    meanwhile, for the same reason.
+    Windows have no gaps: each begins when the last one ended, because the workers work ahead. Nothing is computed
+    between them, for the same reason.
     """
     session, clock = job.session, job.clock
     first_step_seconds = timed(session, clock, 1)

@@ -44,7 +44,7 @@ def test_the_loss_is_the_mean_squared_error_of_the_noise():
 
 def test_the_output_depends_on_every_input():
     session = open_session("diffusion", "inference", MODEL="tiny-sdxl")
-    inputs = session.inputs_of(next(session.batches))
+    inputs = session.workload.inputs_of(next(session.batches))
     before = session.model.infer(*inputs)
     assert len(inputs) == 5
     for place, each in enumerate(inputs):
