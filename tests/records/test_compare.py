@@ -6,7 +6,7 @@ import compare_results
 from bench import processes
 from bench.plots import table
 from bench.records.columns import COLUMNS
-from tests.rows import FIVE, GPU, rate, standard_set, write
+from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
 
 
 @pytest.mark.parametrize("name", ["nothing", "header"])
@@ -122,3 +122,11 @@ def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(t
     assert ["1 launch-bound" in left_out, "1 disturbed" in left_out, left_out.count("3 latency")] == [True, True, 2]
     assert sum(line.startswith("|--") for line in lines) == count  # tables
     assert max(len(line) for line in lines if line.startswith("|")) <= max(int(columns), table.LEAST_WIDTH)
+
+
+def test_of_peaks_of_several_sizes_the_best_one_that_nothing_disturbed_counts(tmp_path):
+    sizes = [("1024x1024x1024", 9, ""), ("4096x4096x4096", 99, "contended"), ("2048x2048x2048", 7, "")]
+    rows = [PEAK | rate(number) | {"matrix_size": size, "flags": flags} for size, number, flags in sizes]
+    write(tmp_path, [row | {"tflops": row["throughput"]} for row in rows], "a")
+    (line,) = (line for line in table.describe_set(tmp_path, pytest.fail).splitlines() if "best matmul" in line)
+    assert line.split("|")[2].split()[0] == "9"
