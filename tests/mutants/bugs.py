@@ -117,7 +117,7 @@ BUGS = {
         TORCH, "set_autocast_enabled(kind, False)", "is_autocast_enabled(kind)", ("tests/frameworks/test_torch.py",)
     ),
     "accept_a_wrong_output": Bug(PROOF, "            elif is_whole(part):\n", "            elif False:\n", WRONG),
-    "accept_a_zero_gradient": Bug(PROOF, "require(np.any(computed) or", "require(True or", CHECKS),
+    "accept_a_zero_gradient": Bug(PROOF, "require(np.any(computed),", "require(True,", CHECKS),
     "one_limit_for_all_models": Bug(PROOF, "max(least, ROUNDING", "max(0.3, ROUNDING", CHECKS),
     "ignore_the_first_layers_gradient": Bug(
         PROOF,
@@ -146,7 +146,7 @@ BUGS = {
     ),
     "accept_items_that_are_wrong_at_one_place": Bug(PROOF, "if half and limit is not None:", "if False:", KNOWN),
     "accept_changed_weights": Bug(PROOF, "require(session.sum_weights() == session.initial", "require(True", TIMED),
-    "accept_unsteady_large_items": Bug(PROOF, "* is_large\n", "* 0\n", TIMED),
+    "accept_unsteady_large_items": Bug(PROOF, "    if is_large:\n        order", "    if False:\n        order", TIMED),
     "accept_training_as_in_inference": Bug(PROOF, "if mark == marks[name]]", "if False]", TIMING),
     "accept_layers_without_a_gradient": Bug(
         PROOF, "    missing = model.parts_without_gradient()\n", "    missing = set()\n", TIMED
