@@ -60,6 +60,20 @@ def test_the_settings_are_those_of_the_source(published, figure, line):
     assert match.name_command(row).endswith(f" make {command}")
 
 
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"precision": ""}, "precision not stated"),
+        ({"scope": "end_to_end", "workload": "transformer"}, "another scope"),
+    ],
+)
+def test_a_row_that_does_not_state_its_work_has_no_settings(published, cells, reason):
+    row = next(row for row in published["NVIDIA RTX 3090"] if row["throughput"] == 957)
+    with pytest.raises(SettingError, match=reason):
+        match.settings_of(row | cells, "torch")
+    assert match.name_command(row | cells) == ""
+
+
 def test_what_is_planned_is_the_work_that_was_published(published):
     run = read_fixed_run("match", {})
     for name, rows in published.items():
