@@ -294,8 +294,8 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
         is_first = number == numbers[0]
         of_round = {"rest": host.rest, "has_extras": is_first, "compares_with_cpu": is_first} | task
         for takes_turns in (True, False) if interleaves else (False,):
-            of_try = of_round | {"takes_turns": takes_turns}
-            children = {run: make_child(run, show, limit, **of_try, device=devices.get(run, "")) for run in remaining}
+            of_round["takes_turns"] = takes_turns
+            children = {run: make_child(run, show, limit, **of_round, device=devices.get(run, "")) for run in remaining}
             rows_of, error = run_children(children, host, number, group, keeps_parts=is_first)
             if error or not takes_turns or not is_crowded(rows_of):
                 break

@@ -281,6 +281,14 @@ def test_later_processes_have_the_numbers_of_the_first_one(monkeypatch, tmp_path
     refuses(open_session(script, phase, compares=False, path=path, USE_GPU="0"), "first process")
 
 
+def test_ranks_that_compare_nothing_evaluate_with_the_one_that_does():
+    session = open_session("mlp", "training", compares=False, USE_GPU="0")
+    usual, calls = session.model.evaluate, []
+    session.model.evaluate = lambda *about: calls.append(about) or usual(*about)
+    measure_and_prove(session)
+    assert len(calls) == 1
+
+
 def test_a_process_after_one_that_was_killed_in_its_comparison_compares_nothing(tmp_path):
     path = tmp_path / "numbers"
     path.write_text("{}")
