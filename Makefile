@@ -68,7 +68,7 @@ settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md
 
 doctor: ## what can run here, what cannot, and how to fix it
-	@$(call any_python,doctor)
+	@$(call any_python,bench.doctor)
 
 # The framework's name, or those of all frameworks.
 ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAME)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAME))

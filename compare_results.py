@@ -1,4 +1,4 @@
-"""Compare machines: all of them in one table, or two of them, or two versions on one machine, row by row.
+"""Compare machines: all of them in tables, or two of them, or two versions on one machine, row by row.
 
     make compare                                # the standard set on all machines, in Markdown
     make compare A=amd-epyc-2-cores B=nvidia-h200

@@ -45,7 +45,8 @@ def image_workload(settings):
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     least, step = SIDES.get(model, (1, 1))
     if side < least or side % step:
-        raise SettingError(f"IMAGE_SIZE='{side}' must be {least}, {least + step}, {least + 2 * step} ... for {model}")
+        first = max(least, -(-32 // step) * step)  # IMAGE_SIZE is 32 or more
+        raise SettingError(f"IMAGE_SIZE='{side}' must be {first}, {first + step}, {first + 2 * step} ... for {model}")
     sizes = ImageSizes(side)
     parameters = flops = None  # unknown if flops.csv lacks the model
     counts = models.get(model)

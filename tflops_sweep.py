@@ -32,7 +32,7 @@ class Sweep:
     """A sweep in progress, in the child process, and its rows so far."""
 
     def __init__(self, rig: child.Rig):
-        # Energy needs five more seconds for each matmul, which would be most of a sweep's time.
+        # Energy needs seconds more for each matmul, which would be most of a sweep's time.
         self.rig = replace(rig, instruments=replace(rig.instruments, counter=None))
         self.settings = rig.settings
         self.rows = []

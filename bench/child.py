@@ -35,8 +35,6 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-EXIT_STATUS = {"ok": 0, "interrupted": processes.INTERRUPTED}  # by the status of the last line; 1 if it is a failure
-
 
 @dataclass(frozen=True)
 class Task:
@@ -198,7 +196,7 @@ def measure_quantities(rig: Rig, make_workload):
                 raise SystemExit(1) from None
         if status != "ok":
             break
-    return EXIT_STATUS.get(status, 1)
+    return {"ok": 0, "interrupted": processes.INTERRUPTED}.get(status, 1)
 
 
 def list_quantities(rig: Rig, workload: Workload):
@@ -221,8 +219,6 @@ def measure_quantity(rig: Rig, workload: Workload, scope):
     """
     with open_job(rig, workload, scope) as job:
         measured = measure.measure(job)
-        if rig.group.ranks.are_many:
-            refuse_unequal_weights(rig.group.gather(job.session.checksum()))
         cells = measurement_cells(measured)
         try:
             if cells["status"] == "ok" and measure.is_launch_bound(job, measured.step_seconds_median):
@@ -305,6 +301,8 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         "idle_watts": rig.instruments.idle_watts,
     }
     if cells["status"] != "interrupted":
+        if rig.group.ranks.are_many:
+            refuse_unequal_weights(rig.group.gather(session.checksum()))
         session.check_last_step()
         if scope == "device":
             proof.refuse_kept_answers(job, cells["seconds"] * job.items_per_step / cells["items"])
@@ -313,13 +311,8 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         if scope in SCOPES:  # of a long run only the last row
             rig.emit(work_cells(rig.settings, workload, scope) | {"status": processes.BEGUN, "note": "comparing"})
             session.refuse_wrong_result()
-    return cells | describe_proof(session, workload)
-
-
-def describe_proof(session, workload):
-    """Return the cells of what the proof has found, and the note."""
-    notes = [session.proof.note, session.context.notes()]
-    return {
+    notes = [session.proof.note, context.notes()]
+    return cells | {
         "output_error": session.proof.output_error,
         "output_limit": session.proof.output_limit,
         "note": "; ".join(filter(None, notes)) or workload.columns.get("note", ""),
@@ -337,11 +330,13 @@ def measure_sustained(rig: Rig, workload: Workload, scope):
     """Yield the cells of every ten seconds of a long run."""
     instruments = rig.instruments
     with open_job(rig, workload, scope) as job:
+        cells = {}
         for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
             cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
             cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
             yield check_and_complete(rig, workload, scope, job, cells)
-        job.session.refuse_wrong_result()
+        if cells["status"] != "interrupted":
+            job.session.refuse_wrong_result()
 
 
 def measure_epochs(rig: Rig, workload: Workload, scope):

@@ -123,4 +123,4 @@ def report_framework(name):
 
 
 if __name__ == "__main__":
-    sys.exit(report_framework(sys.argv[1]))
+    sys.exit(report_framework(sys.argv[1]) if sys.argv[1:] else processes.run_script(examine))

@@ -25,9 +25,9 @@ from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
 from bench.records import report, results
 from bench.records.columns import COLUMNS
-from bench.records.combine import combine, compare_runs, read_results
+from bench.records.combine import combine, compare_runs, convert
 from bench.records.rows import complete_row
-from bench.settings import COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, new_id, read_runs
+from bench.settings import COMPARED, FRAMEWORKS, PARTS, ROOT, WORKLOADS, Run, SettingError, new_id, read_runs
 
 log = logging.getLogger("bench")
 
@@ -134,6 +134,8 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     # NUM_DEVICES lets read_runs() refuse settings that need a single device.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
+    if command not in WORKLOADS or not FRAMEWORKS[settings.framework].runs_on_many:
+        ranks.refuse_ranks(f"make {command}")
     if others or settings.runs not in (None, 1):
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
@@ -186,7 +188,7 @@ def store(folder, rows):
 def read_stored(folder, rows):
     """Return the results in the file of these rows; [] if it cannot be read."""
     try:
-        return read_results(results.path_of(folder, rows[0]))
+        return combine(map(convert, results.read(results.path_of(folder, rows[0]))))
     except (results.ResultsError, OSError):
         return []
 
@@ -395,7 +397,6 @@ def find_mistake(run: Run, process):
 
 def read_rows(run: Run, host, process, number, group):
     """Make rows of the lines of a closed Child: typed cells, with status and note if the process failed or died."""
-    host = replace(host, allocator=environment.find_allocator(run.environ))
     of_run = {"run_id": run.run_id, "process": number, "group": group}
     rows = [complete_row(host, line, **of_run) for line in process.lines if "mistake" not in line]
     complete = [row for row in rows if row["status"] != processes.BEGUN]

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 log = logging.getLogger("bench")
 
@@ -307,20 +307,6 @@ class Run:
         return Run(command, parse_settings(command, environ), environ, self.choices)
 
 
-class Entry(NamedTuple):
-    """One entry of a comma list that asks for a run for each of its entries."""
-
-    name: str  # of the setting: "model"
-    variable: str  # that the user has set, which may be a synonym: "IMAGE_MODEL"
-    text: str
-    repeats: int  # how many equal texts precede it
-
-    @property
-    def compared_repeats(self):
-        """The repeats that are runs of their own: 0 unless the setting's values are compared."""
-        return self.repeats if self.name.upper() in COMPARED else 0
-
-
 def read_runs(command, environ=os.environ, also=()):
     """Read the runs that a command's settings and their comma lists ask for: at least one.
 
@@ -342,14 +328,16 @@ def read_runs(command, environ=os.environ, also=()):
     for name in DECLARED:
         variable, texts = read_texts(name, command, environ)
         if len(texts) > 1 and declared_for(name, "lists", command) == EACH:
-            lists.append([Entry(name, variable, text, texts[:i].count(text)) for i, text in enumerate(texts)])
+            repeats = name.upper() in COMPARED  # else equal texts are one run
+            # (setting, its variable, which may be a synonym, text, how many equal texts that are runs precede it)
+            lists.append([(name, variable, text, repeats * texts[:i].count(text)) for i, text in enumerate(texts)])
     runs = {}  # by what makes them different
     for entries in product(*lists):  # without lists: once, ()
-        changed = environ | {entry.variable: entry.text for entry in entries}
-        choices = {entry.variable: entry.text + " again" * entry.repeats for entry in entries}
+        changed = environ | {variable: text for _, variable, text, _ in entries}
+        choices = {variable: text + " again" * repeat for _, variable, text, repeat in entries}
         run = Run(command, parse_settings(command, changed), changed, choices)
-        used = [entry for entry in entries if is_used_in(entry.name, run.settings.phase)]
-        runs.setdefault(tuple((getattr(run.settings, entry.name), entry.compared_repeats) for entry in used), run)
+        used = [(name, repeat) for name, _, _, repeat in entries if is_used_in(name, run.settings.phase)]
+        runs.setdefault(tuple((getattr(run.settings, name), repeat) for name, repeat in used), run)
     refuse_unused(command, runs.values(), environ)
     return list(runs.values())
 
@@ -477,11 +465,11 @@ def refuse_contradictions(command, settings, environ):
     lacks_parts = not framework.measures_parts
     table = [  # (whether they exclude each other, their names, the reason and the fix)
         (command in WORKLOADS and command not in framework.workloads, "framework", f"it has no {command}: set {able}"),
+        (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.compile in COMPILE_MODES and s.framework != "torch", "framework compile", "it has no modes: set COMPILE=1"),
         (is_channels_first, "framework memory_format", "it only has channels_last here: unset MEMORY_FORMAT"),
         (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
         (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
-        (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "it has only 8 and 4: set one"),
         (tunes and not s.lora_rank, "phase lora_rank weight_bits", "quantised weights need LoRA: set LORA_RANK=8"),
         (tunes and s.has_ranks, "phase lora_rank num_devices weight_bits", "one device trains them: set NUM_DEVICES=1"),
@@ -545,7 +533,7 @@ def main(commands):
     log.setLevel(logging.ERROR)  # the command itself warns
     try:
         for command in commands:
-            if command == "all":
+            if command in ("all", "match"):
                 read_fixed_run(command)
             else:
                 run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())

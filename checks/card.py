@@ -1,4 +1,4 @@
-"""Run the commands of the README on cards made of software (tests/card): 20 to 40 minutes on two CPU cores.
+"""Run most commands of the README on cards made of software (tests/card): 20 to 40 minutes on two CPU cores.
 
     python -m checks.card              all of them
     python -m checks.card exclusive    those whose machine or command contains this word

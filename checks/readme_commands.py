@@ -23,22 +23,14 @@ BRIEF = {"RUNS": "1", "MAX_SECONDS": "0.3"}
 SHORT = {
     "image": BRIEF | {"IMAGE_SIZE": "64"},
     "mlp": BRIEF | {"MODEL": "mlp-64", "DATA": "synthetic"},
-    "transformer": BRIEF | {"MODEL": "distilbert", "SEQUENCE_LENGTH": "16"},
     "llm": BRIEF | {"PROMPT_TOKENS": "64", "NEW_TOKENS": "8"},
-    "diffusion": BRIEF,
-    "tflops": BRIEF | {"SIZES": "256"},
     "all": {"RUNS": "1", "QUICK": "1"},
     "best": {"MAX_SECONDS": "0.3", "IMAGE_SIZE": "64", "MAX_MINUTES": "1"},
 }
-UNCHANGED = ("submit", "compare", "plot", "check-results", "test", "doctor", "install", "help", "settings")
-SHORT |= {name: {} for name in UNCHANGED}
+SHORT |= {name: {} for name in ("submit", "compare", "match", "plot")}
 # What the reader fills in: rows that the commands before have measured, and those of another machine.
 FILLED_IN = {"A=...": "A=readme", "B=...": "B=amd-epyc-2-cores"}
-SKIPPED = {  # start of a command: reason
-    "pip install": "it changes the packages of the system",
-    "FRAMEWORK=all make test": "it installs 9 GB more, and .github/workflows/test.yml runs it for each framework",
-    "make selfcheck": "it takes ten minutes, and other programs disturb it: run it by itself",
-}
+SKIPPED = {"pip install": "it changes the packages of the system"}  # start of a command: reason
 
 
 def read_commands(page):
@@ -70,7 +62,7 @@ def find_target(command):
 
 def run_command(command, folder, python):
     """Run a command in the clone if it can run here; return "ok", "skipped" or "FAILED", and the reason."""
-    framework = re.search("FRAMEWORK=(?!all)([a-z]+)", command)
+    framework = re.search("FRAMEWORK=([a-z]+)", command)
     if (
         python
         and framework

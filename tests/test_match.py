@@ -1,7 +1,6 @@
 """make match: what a published result asks for is measured with equal settings, and stands next to it."""
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ def test_a_machine_is_found_as_people_type_it(published, typed, found):
 
 
 def test_a_name_of_several_machines_or_of_none_is_one_line(published):
-    for typed, words in (("M1 Max", "Apple M1 Max (CPU); "), ("nobody's", "no machine")):
+    for typed, words in (("M1 Max", "Apple M1 Max (CPU); "), ("nobody's", "published.csv")):
         with pytest.raises(SettingError, match="B=") as error:
             match.choose_name(typed, published)
         assert words in str(error.value)
@@ -93,15 +92,14 @@ def test_what_is_planned_is_the_work_that_was_published(published):
 @pytest.mark.parametrize(
     ("peak", "memory_gb", "reasons"),
     [
-        (100, 80, {"another scope than can be measured": 1}),
-        (100, 4, {"another scope than can be measured": 1, "not enough memory": 4}),
-        (0.07, 80, {"another scope than can be measured": 1, "more than two minutes a process here": 20}),
+        (100, 80, {"another scope than can be measured"}),
+        (100, 4, {"another scope than can be measured", "not enough memory"}),
+        (0.07, 80, {"another scope than can be measured", "more than two minutes a process here"}),
     ],
 )
 def test_what_cannot_be_measured_here_is_left_out_with_its_reason(published, peak, memory_gb, reasons):
     runs, found = match_results.plan(read_fixed_run("match", {}), published["NVIDIA RTX 3090"], "cuda", peak, memory_gb)
-    assert Counter(found).keys() == reasons.keys()
-    assert len(match.one_of_each_work(published["NVIDIA RTX 3090"])) == 26
+    assert set(found) == reasons
     assert runs
 
 

@@ -15,7 +15,7 @@ from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
 from bench.records import report, results
-from bench.records.combine import read_results
+from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
@@ -100,7 +100,12 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         children.started.clear()
         status = parent.measure_command("image", None, report.describe_run)
         asked = [[child.environ["MODEL"], child.task["has_extras"]] for child in children.started]
-        return status, capfd.readouterr().out, asked, read_results(tmp_path / "m.csv", pytest.fail)
+        return (
+            status,
+            capfd.readouterr().out,
+            asked,
+            combine(map(convert, results.read(tmp_path / "m.csv", pytest.fail))),
+        )
 
     return call
 

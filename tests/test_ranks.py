@@ -38,6 +38,15 @@ def test_a_rank_that_torchrun_did_not_start_is_refused_in_one_line(monkeypatch, 
     assert "LOCAL_RANK" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("command", "environ"), [("tflops", {}), ("image", {"FRAMEWORK": "jax"})])
+def test_torchrun_of_what_has_no_ranks_is_refused(monkeypatch, capsys, command, environ):
+    for name, value in (TORCHRUN | environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert parent.main(command, image_workload) == 2
+    assert "torchrun" in capsys.readouterr().err
+
+
 def test_ranks_that_would_share_one_core_are_refused(monkeypatch):
     monkeypatch.setenv("OMP_PROC_BIND", "true")
     with pytest.raises(SettingError, match="OMP_PROC_BIND='true'"):
@@ -109,13 +118,15 @@ sys.exit(parent.main("mlp", mlp_workload))
 def test_the_failure_of_one_of_two_ranks_ends_both(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environ = os.environ | SMALL | {"RESULTS_DIR": str(tmp_path), "NUM_DEVICES": "2", "PHASE": "training,backward"}
+    environ = (
+        os.environ | SMALL | {"RESULTS_DIR": str(tmp_path), "NUM_DEVICES": "2", "PHASE": "training,forward,backward"}
+    )
     done = subprocess.run([sys.executable, script], env=environ, text=True, capture_output=True, timeout=300)
     out, rows = done.stdout + done.stderr, results.read(tmp_path / "m.csv")
-    assert [row["phase"] for row in rows] == ["training", "backward"], out
-    assert rows[0]["status"] == "ok"
+    assert [row["phase"] for row in rows] == ["training", "forward", "backward"], out
+    assert [row["status"] for row in rows[:2]] == ["ok", "ok"]
     assert {(row["world_size"], row["nodes"], row["batch_size"]) for row in rows} == {("2", "1", "32")}
     steps = int(rows[0]["windows"]) * int(rows[0]["steps_per_window"])
     assert int(rows[0]["items"]) == 2 * 32 * steps
-    assert rows[1]["status"] in ("failed", "crashed")  # rank 0 notices it, or is ended before it does
+    assert rows[2]["status"] in ("failed", "crashed")  # rank 0 notices it, or is ended before it does
     assert "rank 1: out_of_memory: unable to allocate 9 TiB" in out

@@ -24,8 +24,7 @@ class Stream:
     batches: Iterator  # tuples (*inputs, target) on the host
     num_workers: int
     queue_steps: int  # batches that may be ready or in progress
-    exchange_files: Callable[[], None] | None = None  # the files exchange their names
-    # (batches in NumPy) -> None; raises MeasurementError unless their pictures are those of their files.
+    # (batches in NumPy) -> None; raises MeasurementError unless the pictures follow when their files exchange names.
     check_pictures: Callable[[Iterator], None] | None = None
 
 
@@ -76,8 +75,8 @@ class Model(ABC):
     def evaluate(self, batch, items, is_compiled=True):
         """Return {part: array} for these items of a batch: their output, and the gradients of their loss.
 
-        In evaluation mode, with damped residual blocks, by the timed function if it is the same in that mode. The loss
-        is multiplied by LOSS_SCALE. Of a gradient whose norm is compared there are about proof.SAMPLED numbers.
+        In evaluation mode, by the timed function if it is the same in that mode. The loss is multiplied by LOSS_SCALE.
+        Of a gradient whose norm is compared there are about proof.SAMPLED numbers.
 
         Args:
             items: places in the batch.
@@ -106,29 +105,6 @@ class Model(ABC):
 
     def free_optimizer(self):
         """Free what only training needs."""
-
-
-class ModelInParts(Model):
-    """A model whose step of training is made of three parts, which can be timed, too."""
-
-    last_gradient: Any  # the gradient of last_weight
-
-    @abstractmethod
-    def forward(self, *batch):
-        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
-
-    @abstractmethod
-    def backward(self):
-        """Compute the gradients of the last forward pass and keep them."""
-
-    @abstractmethod
-    def update(self):
-        """Run the optimizer's step with the gradients of the last backward pass."""
-
-    def train(self, *batch):
-        self.forward(*batch)
-        self.backward()
-        self.update()
 
 
 class CachedModel(ABC):
@@ -200,15 +176,16 @@ class DeviceContext(ABC):
         """Return the CachedModel of a workload, if the framework has language models."""
         raise NotImplementedError
 
-    def batches_of_two(self, workload):
-        """Return the batches of two items, as NumPy, with which a model is calibrated."""
-        return (workload.make_checked or workload.make_batches)(2, self.seed)
+    def calibration_inputs(self, workload):
+        """Return the inputs in NumPy with which a model is calibrated: batches of two items, put together."""
+        batches = (workload.make_checked or workload.make_batches)(2, self.seed)
+        return [np.concatenate(each) for each in zip(*map(workload.inputs_of, batches), strict=True)]
 
     @abstractmethod
     def put(self, *arrays):
         """Return a batch on the device: floats in this precision, images in this memory format."""
 
-    def open_stream(self, workload, settings, phase) -> Stream:
+    def open_stream(self, workload, settings) -> Stream:
         """Return a Stream of batches from JPEG files, if the framework has a pipeline."""
         raise NotImplementedError
 

@@ -47,9 +47,9 @@ def open_session(context_class, workload, settings, scope, compares=True, path="
         kind = f"a classification model of {settings.framework}, and only those are measured"
         raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
     context = context_class(settings)
-    context.proof = Proof(context, settings, compares, path)
+    context.proof = Proof(context, compares, path)
     if scope == "input":
-        return InputSession(context, context.open_stream(workload, settings, phase))
+        return InputSession(context, context.open_stream(workload, settings))
     context.proof.measure_precision(context, workload.has_convolutions)
     if is_operator:
         return OperatorSession(context, workload)
@@ -57,7 +57,7 @@ def open_session(context_class, workload, settings, scope, compares=True, path="
         return Generation(context, workload, settings)
     model = context.build(workload, is_trained=phase in TRAINING)
     kind = EpochSession if scope == "epoch" else SESSIONS[phase]
-    stream = context.open_stream(workload, settings, phase) if scope == "end_to_end" else None
+    stream = context.open_stream(workload, settings) if scope == "end_to_end" else None
     return kind(context, model, workload, settings, stream)
 
 
@@ -146,10 +146,7 @@ class BaseSession:
 
         Does nothing if the batches are resident.
         """
-        if self.stream and self.stream.exchange_files and self.stream.check_pictures:
-            self.stream.exchange_files()
-            for _ in range(self.stream.queue_steps):  # which may have been read before
-                next(self.batches)
+        if self.stream and self.stream.check_pictures:
             self.stream.check_pictures([self.context.as_array(each) for each in batch] for batch in self.batches)
 
     def put_new_data(self, number):
@@ -237,7 +234,6 @@ class ModelSession(BaseSession):
             stream: batches from a pipeline; None: resident ones of the workload.
         """
         proof.refuse_other_parameters(model.parameters, workload.parameters)
-        self.context = context  # put() needs it
         self.workload = workload
         self.batch_size = settings.batch_size
         self.takes_long = bool(settings.sustain)  # then the proof precedes the windows, too, and frees nothing
@@ -282,12 +278,8 @@ class Inference(ModelSession):
         self.inputs = self.workload.inputs_of(next(self.batches))
         self.last_result = self.model.infer(*self.inputs)
 
-    def run(self, batches):
-        """Run steps on batches in NumPy; return the output of each, copied before the next step."""
-        return self.run_steps(self.put(batches))
-
     def run_steps(self, steps):
-        """Run the steps that put() yields; return a copy of the output of each."""
+        """Run the steps that put() yields; return the output of each, copied before the next step."""
         outputs, usual = [], self.batches
         for each in steps:
             self.batches = iter([each])
@@ -433,6 +425,11 @@ class Generation(Inference):
             self.model.seek(place)
         self.last_result = self.model.extend(tokens)
 
+    def after_first_step(self):
+        place, tokens = self.inputs
+        super().after_first_step()
+        self.model.seek(place + tokens.shape[1])  # the proof of a long run has used the cache
+
     def refuse_wrong_result(self):
         proof.refuse_wrong_logits(self)
 
@@ -465,8 +462,11 @@ class Generation(Inference):
 
     def read_at_once(self, ids):
         """Return the logits of all tokens in an empty cache, uncompiled."""
+        usual = self.model.cache
         self.model.open_cache(*ids.shape)
-        return self.feed(ids, returns_all=True)
+        logits = self.feed(ids, returns_all=True)
+        self.model.cache = usual
+        return logits
 
     def read_halves(self, ids):
         """Return the last logits of tokens that are read in two halves, uncompiled."""

@@ -92,11 +92,11 @@ def others_cpu_seconds():
     return seconds
 
 
-def describe_load(seconds=1.0):
+def describe_load():
     """Measure what other programs use; return (a warning if a row would be flagged, else ""; whether it is half)."""
     before = read_or(math.nan, others_cpu_seconds)
-    time.sleep(seconds)
-    share = (read_or(math.nan, others_cpu_seconds) - before) / seconds / usable_cores()
+    time.sleep(1)
+    share = (read_or(math.nan, others_cpu_seconds) - before) / usable_cores()
     if not share > CONTENDED_SHARE:
         return "", False
     return f"WARNING: other programs used {min(100, 100 * share):.0f} % of the CPU time: close them", share > 0.5

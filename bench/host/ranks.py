@@ -47,11 +47,11 @@ def refuse_ranks(command):
         raise SettingError(f"RANK and WORLD_SIZE are torchrun's, and `{command}` starts its runs itself: unset them")
 
 
-def refuse_one_core(environ=os.environ):
+def refuse_one_core():
     """Raise SettingError if importing PyTorch binds torchrun, and with it all ranks that it starts, to one core."""
     for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
-        if environ.get(name, "false").lower() != "false":
-            raise SettingError(f"{name}={environ[name]!r} binds torchrun and all of its ranks to one core: unset it")
+        if os.environ.get(name, "false").lower() != "false":
+            raise SettingError(f"{name}={os.environ[name]!r} binds torchrun and all of its ranks to one core: unset it")
 
 
 class Group:

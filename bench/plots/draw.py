@@ -23,6 +23,7 @@ DASHES = ("-", "--", "-.", ":")
 GREY = "#555555"
 SMALLEST = 6  # points, of a text that has to fit
 DPI = 200  # also while text is fitted, because its width is not quite proportional
+ROOM = 0.05  # of an axis, free beyond the values
 LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
 # Inches. GitHub shows a picture 860 pixels wide: at most 7 inches, so that small text stays legible.
 BAR = 0.19  # from one bar to the next
@@ -96,7 +97,7 @@ def bars(panels, unit, keys):
     options = {"figsize": (BARS_WIDE, height), "dpi": DPI, "squeeze": False, "gridspec_kw": grid}
     figure, axes = plt.subplots(len(panels), **options)
     for panel, high, (title, frame) in zip(axes[:, 0], inches, panels, strict=True):
-        is_log = set_scale(panel, "x", frame[["value", "low", "high"]], room=0.05)
+        is_log = set_scale(panel, "x", frame[["value", "low", "high"]])
         panel.tick_params(axis="x", labelsize=SMALLEST)
         write(panel, title, -NAMES / BARS_WIDE, 1 + 0.12 / high, WIDE, 9.5, transform=panel.transAxes)
         panel.set_yticks(frame.index, [])
@@ -156,7 +157,7 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
             else:
                 panel.plot(x, y, **options)
         drawn = f"^{column}(_low|_high)?$"
-        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=drawn) for curve in curves]), room=0.05)
+        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=drawn) for curve in curves]))
         panel.set_ylabel(name)
         panel.grid(alpha=0.3)
     ticks = sorted({x for curve in curves for x in curve.frame["x"]})
@@ -210,18 +211,15 @@ def style(i, curve):
     }
 
 
-def set_scale(axes, along, values, room):
-    """Make an axis ("x" or "y") logarithmic if values span much, else start it at zero; return whether it is log.
-
-    `room` is the part of the axis that stays free beyond the values.
-    """
+def set_scale(axes, along, values):
+    """Make an axis ("x" or "y") logarithmic if values span much, else start it at zero; return whether it is log."""
     values = values.where(values > 0)
     lowest = values.min(axis=None)
     highest = values.max(axis=None)
     if not highest > LOG_FROM * lowest:
-        axes.set(**{f"{along}lim": (0, (1 + room) * highest)})
+        axes.set(**{f"{along}lim": (0, (1 + ROOM) * highest)})
         return False
-    end = highest * (highest / lowest) ** room
+    end = highest * (highest / lowest) ** ROOM
     axes.set(**{f"{along}scale": "log", f"{along}lim": (lowest / 1.3, end)})
     write_powers(getattr(axes, f"{along}axis"), 10, (1, 2, 5) if highest < 100 * lowest else (1,))
     return True

@@ -58,11 +58,6 @@ def rates(lines, **cells):
     return lines[(lines[list(cells)] == pd.Series(cells)).all(axis=1) & lines["value"].notna()]
 
 
-def highest(lines, *apart):
-    """Select the highest line of each machine, kind of device, framework and these columns; the highest comes first."""
-    return lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*WHO, *apart])
-
-
 @functools.cache
 def cells_of(line, device, framework, precision, compiles):
     """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.

@@ -220,20 +220,20 @@ def best(stored):
 PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops, best, sustained)
 
 
-def name_device(row, more=()):
-    """Name the device and the framework, and what the columns in `more` say."""
+def name_device(row):
+    """Name the device and the framework."""
     on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
-    return ", ".join([f"{row['shown']}{on_cpu}", row["framework"], *columns.words_of(row, more).values()])
+    return f"{row['shown']}{on_cpu}, {row['framework']}"
 
 
-def curves_of(lines, x, apart, name=None, least=1):
+def curves_of(lines, x, apart, name=name_device, least=1):
     """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
     A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
     and `name` names a curve after that line. [] if none of them is our own.
     """
     by = [*frames.WHO, *apart]
-    lines = frames.highest(lines, *apart, x).sort_values(x)
+    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x]).sort_values(x)
     lines = lines[lines.groupby(by)[x].transform("size") >= least]
     if lines["published"].all():
         return []
@@ -243,6 +243,6 @@ def curves_of(lines, x, apart, name=None, least=1):
     curves = []
     tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
     for top in tops.sort_values("value", ascending=False).to_dict("records"):
-        words = (name(top) if name else name_device(top, apart)) + (" (published)" if top["published"] else "")
+        words = name(top) + (" (published)" if top["published"] else "")
         curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
     return curves

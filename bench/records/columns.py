@@ -50,7 +50,7 @@ class Column:
 
 
 def say_allocator(text):
-    """Describe the allocator's variables: a preloaded library by its file, what `make best` sets for glibc in words."""
+    """Describe the allocator's variables: a preloaded library by its file, in words what older versions set."""
     keeps = re.fullmatch(r"(MALLOC_(MMAP|TRIM)_THRESHOLD_=\d{9,} ?){2}", text)
     return "allocator keeps memory" if keeps else re.sub(r"LD_PRELOAD=(\S*/)?", "", text)
 
@@ -157,7 +157,7 @@ COLUMNS = {
     "bytes_per_step": Column("result", "that a step of decode has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
-    "power_watts": Column("result", "mean over five seconds of the first process, or over a sustained row", "meter"),
+    "power_watts": Column("result", "mean of 2 to 5 seconds of the first process, or of a sustained row", "meter"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
     "joules_per_item": Column("result", "joules over items in the seconds of power_watts", "meter"),
     "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),

@@ -9,7 +9,6 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from bench.records import results
 from bench.records.columns import COLUMNS, DISTURBING, FINAL, MEASURED, SEARCH, WORK, disturbing_flags
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
@@ -18,11 +17,6 @@ from bench.timing.intervals import median_interval
 # Cells that only some processes have.
 OF_SOME = ("output_error", "output_limit", "idle_watts", "power_watts", "joules_per_item", "power_scope")
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
-
-
-def read_results(path, warn=lambda line: None):
-    """Read a file and return its results, as combine() does; raises ResultsError as results.read() does."""
-    return combine(convert(row) for row in results.read(path, warn))
 
 
 def convert(row):

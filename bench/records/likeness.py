@@ -1,6 +1,6 @@
 """Decide which figures may stand side by side: those of the same work. Card, plots, tables and page ask here."""
 
-from bench.records.columns import words_of
+from bench.records.columns import COLUMNS, words_of
 from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
@@ -50,13 +50,11 @@ def is_peak(row):
 
 def work_of(row):
     """Return the work of a row, a dict of text: two figures may stand side by side only if this is equal for both."""
-    cells = {name: str(row.get(name) or "") for name in AGREE}
+    cells = {name: str(row.get(name) or COLUMNS[name].blank) for name in AGREE}
     for name, usual in (USUAL.get(row["workload"]) or {}).items():
         cells[name] = cells[name] or usual
     if row["workload"] == "llm":
         cells |= {name: cells[name] or NOT_STATED for name in LENGTHS.get(row["phase"]) or ()}
-    cells |= {name: cells[name] or "1" for name in ("world_size", "nodes")}
-    cells["lora_rank"] = cells["lora_rank"] or "0"
     if is_peak(row):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":

@@ -7,9 +7,8 @@ from collections import Counter
 
 from bench.records import report
 from bench.records.columns import format_number
-from bench.records.likeness import NOT_STATED, describe_how, name_work, work_of
+from bench.records.likeness import NOT_STATED, SIZES, WEIGHTS, describe_how, name_work, work_of
 from bench.settings import (
-    DECLARED,
     FRAMEWORKS,
     MIXED,
     PARTS,
@@ -18,18 +17,6 @@ from bench.settings import (
     SettingError,
     is_used,
     is_used_in,
-)
-
-# Columns that a setting of the same name sets, if the framework has the value.
-SET = (
-    "batch_size",
-    "image_size",
-    "sequence_length",
-    "prompt_tokens",
-    "new_tokens",
-    "depth",
-    "weight_bits",
-    "lora_rank",
 )
 
 
@@ -51,8 +38,8 @@ def choose_name(typed, names):
     """Return the only name that find_names() finds; raises SettingError otherwise."""
     found = find_names(typed, names)
     if len(found) != 1:
-        several = f"is several machines: set B to one of {'; '.join(found)}" if found else "is no machine in results/"
-        raise SettingError(f"B={typed!r} {several}; `make match` lists them")
+        which = f"is several machines: set B to one of {'; '.join(found)}" if found else "is not in published.csv"
+        raise SettingError(f"B={typed!r} {which}; `make match` lists the machines")
     return found[0]
 
 
@@ -85,7 +72,7 @@ def settings_of(row, framework):
     if row["scope"] != "device" and command != "image":
         raise SettingError("another scope than can be measured")
     texts = {"model": row["model"], "phase": row["phase"], "scope": row["scope"]}
-    texts |= {name: row[name] for name in SET}
+    texts |= {name: row[name] for name in (*SIZES, *WEIGHTS)}
     known = FRAMEWORKS[framework]
     if row["precision"] in (*PRECISIONS, *MIXED):
         texts["precision"] = row["precision"]
@@ -95,7 +82,7 @@ def settings_of(row, framework):
         texts["compile"] = row["compile"] if framework == "torch" else "1"
     if row["memory_format"] in known.memory_formats:
         texts["memory_format"] = row["memory_format"]
-    used = {name: text for name, text in texts.items() if text and name in DECLARED and is_used(name, command)}
+    used = {name: text for name, text in texts.items() if text and is_used(name, command)}
     return command, {name.upper(): text for name, text in used.items() if is_used_in(name, row["phase"])}
 
 

@@ -17,7 +17,7 @@ ZERO = {name: columns.COLUMNS[name].holds == "number" for name in NUMBERS}
 ENOUGH = 3  # processes; a result of fewer is a quick check
 
 
-def read_rows(paths, warn=print):
+def read_rows(paths, warn):
     """Read all results of these CSV files as one frame, in the order of the files.
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
@@ -76,16 +76,12 @@ def choose_rows(rows):
     own = rows.loc[~rows["published"]]
     newest = own.groupby([*peaks.CHIP, *WORK_AND_KIND])["method_version"].transform("max")
     own = own.loc[own["method_version"] == newest]
-    ranks = pd.DataFrame(
-        {
-            "undisturbed": ~own["disturbed"],
-            "enough": own["processes"] >= ENOUGH,
-            "alone": own["group"] == "",
-            "clean": ~own["commit"].str.endswith("-dirty"),
-            "timestamp": own["timestamp"],
-        }
-    )
-    own = own.loc[ranks.sort_values(list(ranks)).index]
+    own = own.assign(
+        undisturbed=~own["disturbed"],
+        enough=own["processes"] >= ENOUGH,
+        alone=own["group"] == "",
+        clean=~own["commit"].str.endswith("-dirty"),
+    ).sort_values(["undisturbed", "enough", "alone", "clean", "timestamp"])
     own = own.drop_duplicates([*peaks.CHIP, *WORK_AND_KIND, *columns.SETUP], keep="last")
     # Published figures are of different setups: none of them replaces another.
     chosen = rows.loc[rows["published"] | rows.index.isin(own.index)]

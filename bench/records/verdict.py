@@ -25,10 +25,6 @@ class Rate(NamedTuple):
         """Build the Rate of a row, a dict of numbers or text; a blank end is unknown."""
         return cls(*(float(row[name] or "nan") for name in ("throughput", "throughput_low", "throughput_high")))
 
-    def overlaps(self, other):
-        """Return whether the two cannot be told apart; without intervals they cannot."""
-        return not (self.low > other.high or self.high < other.low)
-
     def ratio(self, base):
         """Divide by another Rate; the quotient, a Rate, has the widest interval that both allow."""
         return Rate(self.throughput / base.throughput, self.low / base.high, self.high / base.low)
@@ -56,7 +52,7 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     """
     d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
     parts = f"the model processes {format_number(d)} images/s, the input pipeline prepares {format_number(p)}"
-    if device.overlaps(pipeline):
+    if not (device.low > pipeline.high or device.high < pipeline.low):  # or an end is unknown
         return "undecided", f"no limit can be named: {parts}, and their intervals overlap or are unknown"
     if end_to_end.low > min(device, pipeline).high:  # such as page faults, which differ from process to process
         why = f"both together reach {format_number(e)}, so something slowed the part that was measured by itself"

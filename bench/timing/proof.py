@@ -194,8 +194,8 @@ class Proof:
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
 
-    def __init__(self, context, settings, compares=True, path=""):
-        """Store the settings.
+    def __init__(self, context, compares=True, path=""):
+        """Store what the limits depend on.
 
         Args:
             context: the framework's DeviceContext, which is not kept.
@@ -203,12 +203,10 @@ class Proof:
             path: of the file with the numbers that the first process of this run has checked, or "".
         """
         self.device = context.device
-        self.precision = settings.precision
-        self.weight_bits = settings.weight_bits
-        self.seed = settings.seed
+        self.precision = context.precision
         self.compares = compares
         self.path = Path(path) if path else None
-        is_double = context.has_float64 and (self.device, settings.precision) == ("cpu", "float32")
+        is_double = context.has_float64 and (self.device, self.precision) == ("cpu", "float32")
         self.reference = "float64" if is_double else "float32"  # "": there is none
         self.roundings = {}  # R of each part
 
@@ -233,7 +231,7 @@ class Proof:
             self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and "tf32" not in self.measured_precision:
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
-        if self.precision == "float32" and not self.weight_bits:
+        if self.precision == "float32" and not context.weight_bits:
             refuse_coarse_float32(self.device, precisions)
         # What follows for the checks. What Metal does in float32 is unknown: nobody has measured it.
         exact = {"float32", "float64"}.issuperset(precisions.values())
@@ -247,7 +245,7 @@ class Proof:
             self.least_limit = self.fixed_limit  # Metal's Winograd convolutions are wrong by up to 5.7 % each
 
     def _probe_once(self, context, name):
-        key = type(context), self.device, self.precision, self.weight_bits, name
+        key = type(context), self.device, self.precision, context.weight_bits, name
         if key not in _probed:
             left, right, exact = probe_inputs(name)
             scale = 1 if self.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
@@ -263,7 +261,10 @@ class Proof:
         if self.reference == "float64" and parameters > MAX_DISTURBED:
             self.spread = 0
         needed = HOST_BYTES[self.reference] * parameters * (2 if has_gradients else 1)
-        return needed < resources.available_bytes()
+        if needed < resources.available_bytes():
+            return True
+        self.note = f"not compared with the CPU, which has too little memory for this model in {self.reference}"
+        return False
 
     def expect(self, evaluate, arrays):
         """Return {part: array} of the reference, and store R of each part.
@@ -409,13 +410,14 @@ def evaluate_initial_weights(session):
         MeasurementError: infinities or NaN, zeros, or two items with one output.
     """
     workload = session.workload
-    pair = (workload.make_checked or workload.make_batches)(2, session.proof.seed)[0]
+    pair = (workload.make_checked or workload.make_batches)(2, session.context.seed)[0]
+    session.model.damp(DAMPING)
     parts = session.model.evaluate(session.context.put(*pair), [0, 1], is_compiled=False)
+    session.model.damp(1 / DAMPING)
     refuse_useless_output(parts[OUTPUT])
-    for part, array in parts.items():
-        if part.startswith((OUTPUT, LAST)):  # in float16 a first layer's gradient may overflow
-            require(np.isfinite(array).all(), f"the {part} has infinities or NaN")
-            require(np.any(array), f"the {part} is all zero")
+    # In float16 a first layer's gradient may overflow.
+    require(np.isfinite(parts[LAST]).all(), f"the {LAST} has infinities or NaN")
+    require(np.any(parts[LAST]), f"the {LAST} is all zero")
     return parts
 
 
@@ -592,7 +594,7 @@ def refuse_changed_weights(session):
 
 def choose_items(session, count):
     """Return (one item of the first half, one of the second) of a batch of this size; twice the only one."""
-    first, second = (np.random.default_rng(session.proof.seed).integers(2**30, size=2)).tolist()
+    first, second = (np.random.default_rng(session.context.seed).integers(2**30, size=2)).tolist()
     half = count // 2
     return first % max(1, half), half + second % (count - half)
 
@@ -602,7 +604,7 @@ def draw_batches(session):
 
     The second one is the first one with its halves exchanged; a single item is followed by another one.
     """
-    workload, seed = session.workload, (session.proof.seed, PROOF_SEED)
+    workload, seed = session.workload, (session.context.seed, PROOF_SEED)
     first, second, *_ = workload.make_batches(session.batch_size, seed)
     half = session.batch_size // 2
     return first, tuple(np.roll(each, half, 0) for each in first) if half else second
@@ -643,8 +645,9 @@ def refuse_wrong_output(session):
 
     Two batches follow each other, so that an old output, or old features of one, cannot be those of both. Items that
     are too large for the reference are compared in a smaller size, uncompiled; then eight steps in a random order
-    prove that the timed size gives equal outputs for equal batches. It cannot see outputs that are right for these
-    items, and wrong for others of the same batches.
+    prove that the timed size gives equal outputs for equal batches. Without a reference, a compiled model is compared
+    with the uncompiled one. It cannot see outputs that are right for these items, and wrong for others of the same
+    batches.
     """
     proof, model, workload = session.proof, session.model, session.workload
     batches = draw_batches(session)
@@ -652,10 +655,10 @@ def refuse_wrong_output(session):
     is_large = bool(workload.make_checked) and exceeds_reference(session)
     order = [0, 1]
     if is_large:
-        order += (np.random.default_rng(proof.seed).permutation(LARGE_STEPS - 2) % 2).tolist()
+        order += (np.random.default_rng(session.context.seed).permutation(LARGE_STEPS - 2) % 2).tolist()
     refuse_changed_weights(session)
     model.damp(DAMPING)
-    outputs = session.run([batches[number] for number in order])
+    outputs = session.run_steps(session.put(batches[number] for number in order))
     for number, output in zip(order, outputs, strict=True):
         refuse_equal_halves(output)
         check_equal(output, outputs[number], proof.fixed_limit / 10, "equal batches give outputs that differ")
@@ -667,7 +670,7 @@ def refuse_wrong_output(session):
         return [session.context.as_array(model.infer_uncompiled(*workload.inputs_of(each))) for each in on_device]
 
     if is_large:
-        pair = workload.make_checked(2, proof.seed)[0]
+        pair = workload.make_checked(2, session.context.seed)[0]
         (got,) = compute_plain(pair)
     else:
         pair = tuple(np.stack([one[items[0]], other[items[1]]]) for one, other in zip(*batches, strict=True))
@@ -675,35 +678,18 @@ def refuse_wrong_output(session):
     expected = proof.settle({OUTPUT: got}, functools.partial(expect_model, session, pair))
     if expected:
         refuse_unequal_places(session, *outputs[:2])
-    if not expected or is_large:
-        refuse_wrong_compilation(
-            session, rows, lambda: [out[item] for out, item in zip(compute_plain(*batches), items, strict=True)]
-        )
+    if (not expected or is_large) and session.context.compile and proof.compares:
+        plain = [output[item] for output, item in zip(compute_plain(*batches), items, strict=True)]
+        proof.compare({OUTPUT: rows}, {OUTPUT: np.stack(plain)}, "differs if it is compiled")
     model.damp(1 / DAMPING)
 
 
 def expect_model(session, pair):
     """Return {part: array} of the reference for two items in NumPy; None if the memory does not suffice."""
     proof, model = session.proof, session.model
-    if not proof.reference:
-        return None
-    if not proof.has_memory(model.size, model.is_trained):
-        proof.note = f"not compared with the CPU, which has too little memory for this model in {proof.reference}"
+    if not proof.reference or not proof.has_memory(model.size, model.is_trained):
         return None
     return proof.expect(*model.reference(pair, proof.reference))
-
-
-def refuse_wrong_compilation(session, rows, compute_rows):
-    """Raise MeasurementError unless a compiled model agrees with the uncompiled one, if there is no reference.
-
-    The first process does it. It cannot see what is wrong in both, nor a model whose rounding explains any error.
-
-    Args:
-        rows: those of the timed function.
-        compute_rows: () -> the same rows, uncompiled.
-    """
-    if session.context.compile and session.proof.compares:
-        session.proof.compare({OUTPUT: rows}, {OUTPUT: np.stack(compute_rows())}, "differs if it is compiled")
 
 
 def refuse_wrong_gradients(session):
@@ -717,28 +703,28 @@ def refuse_wrong_gradients(session):
     """
     proof, model, workload = session.proof, session.model, session.workload
     if workload.make_checked and exceeds_reference(session):
-        batch, items = workload.make_checked(2, proof.seed)[0], [0, 1]
+        batch, items = workload.make_checked(2, session.context.seed)[0], [0, 1]
     else:
         batch, _ = draw_batches(session)
         items = sorted(set(choose_items(session, session.batch_size)))
-    missing = model.parts_without_gradient()
     on_device = session.context.put(*batch)
-    # Later processes and other ranks evaluate it, too: a model of several ranks computes only on all of them.
+    missing = model.parts_without_gradient()
+    # Every process and rank trains and evaluates: a model of several ranks computes only on all of them.
+    for _ in range(MOST_TRIES):
+        if missing:
+            model.train(*on_device)
+            missing &= model.parts_without_gradient()
+    model.damp(DAMPING)
     got = model.evaluate(on_device, items)
-    if not all(np.isfinite(array).all() for array in got.values()):
-        proof.note = "not compared with the CPU: the numbers are not finite after training"
-        return
-    if not missing:
+    if all(np.isfinite(array).all() for array in got.values()):
         session.free()
-    pair = tuple(each[items] for each in batch)
-    expected = proof.settle(got, functools.partial(expect_model, session, pair), session.initial)
-    for tries in range(MOST_TRIES + 1):
+        pair = tuple(each[items] for each in batch)
+        expected = proof.settle(got, functools.partial(expect_model, session, pair), session.initial)
         lost = [part for part in missing if expected and proof.exceeds_rounding(part, expected)]
-        require(not lost or tries < MOST_TRIES, f"the timed steps have no {'; no '.join(lost[:2])}")
-        if not lost:
-            return
-        model.train(*on_device)
-        missing &= model.parts_without_gradient()
+        require(not lost, f"the timed steps have no {'; no '.join(lost[:2])}")
+    else:
+        proof.note = "not compared with the CPU: the numbers are not finite after training"
+    model.damp(1 / DAMPING)
 
 
 def checked_choice(probabilities, chosen):
@@ -802,7 +788,7 @@ def refuse_wrong_logits(session):
         is_long = exceeds_reference(session, tokens if session.is_decode else 1)
         if is_long or not fits_memory:
             refuse_ignored_context(session, batches[0], pieces[0][0][-1])
-        if not fits_memory and session.workload.sizes.num_layers > COMPARED_LAYERS:
+        if not fits_memory and session.workload.sizes.num_layers > COMPARED_LAYERS and not session.takes_long:
             refuse_two_wrong_layers(session)
             proof.write_numbers({OUTPUT: rows})
             return
@@ -813,10 +799,7 @@ def refuse_wrong_logits(session):
     session.free()
 
     def expect():
-        if fits_memory:
-            return proof.expect(*session.model.reference(ids, places, chosen, proof.reference))
-        proof.note = f"not compared with the CPU, which has too little memory for this model in {proof.reference}"
-        return None
+        return proof.expect(*session.model.reference(ids, places, chosen, proof.reference)) if fits_memory else None
 
     if proof.settle({OUTPUT: got}, expect, {OUTPUT: rows}) and not session.is_decode:
         refuse_unequal_places(session, *(outputs[0] for outputs, _ in pieces))

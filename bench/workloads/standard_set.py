@@ -19,7 +19,6 @@ QUICK_PEAKS = {
     "cpu": PEAKS["cpu"] | {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"},
     "gpu": PEAKS["gpu"] | {"SIZES": "4096", "MAX_SECONDS": "0.5"},
 }
-QUICK = {"MAX_SECONDS": "1"}
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
 FIRST_CARD = 7  # lines of a GPU before the first card is drawn

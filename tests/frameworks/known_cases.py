@@ -130,7 +130,7 @@ def test_a_device_that_slows_down_halfway_is_noticed(run, capsys):
 def test_the_part_that_limits_a_pipeline_is_named(run, monkeypatch, seconds, limit):
     """Two workers need so many seconds for a batch, and the device 0.6 for its twenty convolutions and a matmul."""
 
-    def open_stream(workload, settings, phase, pins_memory):
+    def open_stream(workload, settings, pins_memory):
         workers, batches = Pipeline(sim, seconds), itertools.cycle(workload.make_batches(settings.batch_size, 0))
         return base.Stream((workers.step() or batch for batch in batches), workers.num_workers, workers.queue_steps)
 

@@ -6,6 +6,7 @@ On a machine with an accelerator they run on it.
 import itertools
 import weakref
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,7 +176,7 @@ def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, oper
     settings = open_session.settings("image")
     context = FRAMEWORK.DeviceContext(settings)
     with pytest.raises(MeasurementError, match="unset ONEDNN") if refused else nullcontext() as error:
-        proof.Proof(context, settings).measure_precision(context, has_convolutions=True)
+        proof.Proof(context).measure_precision(context, has_convolutions=True)
     assert not refused or error.value.status == "unsupported"
 
 
@@ -213,7 +214,7 @@ def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
     open_stream = open_session("image", scope="input", NUM_WORKERS="0").context.open_stream
 
     def images(phase):
-        pair, _ = next(open_stream(image_workload(settings), settings, phase).batches)
+        pair, _ = next(open_stream(image_workload(settings), replace(settings, phase=phase)).batches)
         return [np.asarray(each).transpose(1, 2, 0) for each in pair]
 
     image = Image.open(path).convert("RGB")

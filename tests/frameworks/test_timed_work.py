@@ -221,13 +221,9 @@ def test_attention_that_sees_only_a_few_places_is_refused(monkeypatch):
         refuses(open_session("llm", phase, **environ), "differs from the CPU's")
 
 
-def last_token_only(usual, model, tokens):
-    return usual(model, tokens[:, -1:])
-
-
 def test_a_prefill_without_its_context_is_refused(monkeypatch):
     usual = on_torch_llm.CachedModel.extend
-    monkeypatch.setattr(on_torch_llm.CachedModel, "extend", lambda model, ids: last_token_only(usual, model, ids))
+    monkeypatch.setattr(on_torch_llm.CachedModel, "extend", lambda model, ids: usual(model, ids[:, -1:]))
     for limit in (1e12, 0):
         monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", limit)
         refuses(open_session("llm", "prefill", USE_GPU="0"))

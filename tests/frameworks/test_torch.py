@@ -117,7 +117,7 @@ def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
 
 def test_a_stream_reads_every_file():
     settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "0", "USE_GPU": "0", "IMAGE_SIZE": "32"})
-    stream = on_torch_images.open_stream(image_workload(settings), settings, "inference", False)
+    stream = on_torch_images.open_stream(image_workload(settings), settings, False)
     count = len(data.jpeg_files(settings.seed))
     first, second = ([int(each) for _ in range(count // 4) for each in next(stream.batches)[1]] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(count))
@@ -131,7 +131,7 @@ def open_workers(monkeypatch):
 
     def open_workers(**options):
         monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, timeout=60, **options))
-        return on_torch_images.open_stream(image_workload(settings), settings, "inference", False).batches
+        return on_torch_images.open_stream(image_workload(settings), settings, False).batches
 
     return open_workers
 

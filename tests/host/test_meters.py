@@ -98,9 +98,6 @@ class SteppingCounter:
     def __init__(self, period):
         self.clock, self.period = Clock(), period
 
-    def sleep(self, seconds):
-        self.clock.now += seconds
-
     def reading(self):
         published = self.clock.now // self.period
         return 1000 + 12 * published * self.period, published
@@ -113,12 +110,12 @@ class SteppingCounter:
 def test_energy_is_read_when_the_counter_changes(period, step, is_known):
     """Of a long step nobody knows when the counter has changed, unless it changes often; the last one is frozen."""
     counter = SteppingCounter(period)
-    counter.sleep(0.3)
+    counter.clock.sleep(0.3)
     instruments = meters.Instruments(counter)
-    instruments = replace(instruments, **instruments.measure_rest(counter.clock, counter.sleep))
+    instruments = replace(instruments, **instruments.measure_rest(counter.clock, counter.clock.sleep))
     assert instruments.idle_watts == (None if period == 1e9 else pytest.approx(12, rel=0.02))
     assert math.isnan(instruments.joules()) == (period > 0.5)  # too rarely for rows of ten seconds
-    watts, joules = instruments.spend(lambda: counter.sleep(step), counter.clock)
+    watts, joules = instruments.spend(lambda: counter.clock.sleep(step), counter.clock)
     assert (watts, joules / step) == pytest.approx([12 if is_known else math.nan] * 2, rel=0.02, nan_ok=True)
 
 

@@ -102,7 +102,6 @@ BUGS = {
     "accept_kept_answers": Bug(PROOF, "if new <= MAX_SKIPPED_RATIO * seconds + allowed and", "if", KNOWN),
     "let_one_disturbed_window_excuse_all": Bug(PROOF, "tries >= LEAST_TRIES and ", "", TIMING),
     "ignore_the_optimizers_count": Bug(PROOF, "if updates is not None and (", "if False and (", TIMING),
-    "accept_weights_that_do_not_move": Bug(PROOF, "        elif weights:\n", "        elif False:\n", TIMING),
     "accept_most_weights_that_do_not_move": Bug(PROOF, "moved < len(weights) / 2", "moved < 1", TIMING),
     "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
     "tf32_as_float32": Bug(PROOF, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
@@ -173,7 +172,7 @@ BUGS = {
         "self.put(workload.make_batches(settings.batch_size, seed)[:1])",
         WRONG,
     ),
-    "skip_the_optimizer": Bug(BASE, "self.backward()\n        self.update()\n", "self.backward()\n", STEPS),
+    "skip_the_optimizer": Bug(TORCH, "self.backward()\n        self.update()\n", "self.backward()\n", STEPS),
     "train_with_another_loss": Bug(TORCH, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
     "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
     "wait_for_a_batch_that_was_dropped": Bug(IMAGES, "    os._exit(1)\n", "", DROPPED),
@@ -183,7 +182,6 @@ BUGS = {
         TORCH, "array.to(self.device, dtype,", "array.to(self.device if array.ndim > 1 else 'cpu', dtype,", CARD
     ),
     "never_wait_for_the_gpu": Bug(TORCH, "            torch.accelerator.synchronize()\n", "            pass\n", CARD),
-    "read_an_event_too_early": Bug(TORCH, "torch.accelerator.synchronize()", "torch.Event(self.device).record()", CARD),
     "read_the_memory_of_another_gpu": Bug(TORCH, "max_memory_allocated()", "max_memory_allocated(1)", CARD),
     "reuse_pinned_memory_before_its_copy_ended": Bug(
         TORCH,
@@ -205,7 +203,7 @@ BUGS = {
         TORCH_LLM, "return gradient @ restore(", "return 0.5 * gradient @ restore(", BITS
     ),
     "keep_restored_weights": Bug(TORCH_LLM, "if torch.is_grad_enabled() else", "if False else", BITS),
-    "compare_only_the_last_adapter": Bug(TORCH_LLM, 'name.endswith((".a", ".b"))', "False", BITS),
+    "compare_only_the_last_adapter": Bug(TORCH, 'name.endswith((".a", ".b"))', "False", BITS),
     "adapters_as_large_as_the_weights": Bug(
         TORCH_LLM, "inputs = layer.a.shape[1]", "inputs = weights[0].numel()", BITS
     ),

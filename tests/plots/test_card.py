@@ -18,11 +18,6 @@ def make(folder, framework="torch"):
     return card.make_card(frames.load(folder, pytest.fail), "a", framework)
 
 
-@pytest.fixture(scope="module")
-def published_and_own():
-    return frames.load("results", print)
-
-
 def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     write(folder, standard_set())
     bad = {"compile": "1", "precision": "mixed_float16", "scope": "end_to_end", "image_size": "320", "phase": "forward"}
@@ -42,9 +37,9 @@ def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     assert len(shown) == card.MOST_PUBLISHED
 
 
-def test_each_figure_is_next_to_figures_of_the_same_work(published_and_own):
+def test_each_figure_is_next_to_figures_of_the_same_work():
     """Of all cards that results/ and published.csv make."""
-    stored = published_and_own
+    stored = frames.load("results", print)
     machines = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
     cards = [made for of in machines.itertuples(index=False) if (made := card.make_card(stored, *of))]
     count = 0
@@ -84,7 +79,8 @@ def test_lines_of_latency_and_what_is_launch_bound_are_marked(folder):
 def test_work_without_a_result_is_named(folder):
     _, *others = standard_set()
     write(folder, others)
-    assert make(folder).doubts == ["Not measured: ResNet-50 inference, batch 16."]
+    (doubt,) = make(folder).doubts
+    assert "ResNet-50 inference, batch 16" in doubt
 
 
 def test_work_that_a_framework_does_not_have_is_not_missing(folder):
@@ -117,7 +113,7 @@ def test_work_that_16_bits_slow_down_is_named(folder, rates, width, processes, i
         ],
     )
     named = [words for words in make(folder).limits if "16 bits" in words]
-    assert named == ["Slower in 16 bits than in float32: ResNet-50 inference."] * is_named
+    assert ["ResNet-50 inference" in words for words in named] == [True] * is_named
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.38, "38"), (0.0151, "2"), (0.0149, "1"), (0.0042, "0.4")])

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.records.combine import combine, compare_groups, compare_runs, convert, find_steps, list_groups, read_results
+from bench.records import results
+from bench.records.combine import combine, compare_groups, compare_runs, convert, find_steps, list_groups
 from tests import rows as stored
 from tests.rows import ROW, processes_of
 
@@ -100,7 +101,7 @@ def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(devic
 def test_stored_rows_give_the_same_result(tmp_path):
     measured = processes_of(*(row(1000 / (7 + i), 1000 / (8 + i), 1000 / (6 + i)) for i in range(5)))
     path = stored.write(tmp_path, measured)
-    (found,), (again,) = combine(measured), read_results(path, pytest.fail)
+    (found,), (again,) = combine(measured), combine(map(convert, results.read(path, pytest.fail)))
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 

@@ -37,22 +37,6 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
     assert "a.csv, line 3" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("cells", "verdict"),
-    [
-        ({}, "slower"),
-        ({"process_rates": "1"}, ""),
-        ({"flags": "swapping"}, "cannot tell"),
-    ],
-)
-def test_a_disturbed_row_gets_no_verdict(tmp_path, capsys, cells, verdict):
-    write(tmp_path, [FIVE | rate(100)], "before")
-    write(tmp_path, [FIVE | rate(50) | cells], "after")
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
-    (figures,) = (line for line in capsys.readouterr().out.splitlines() if " images/s" in line)
-    assert figures[29:44].strip() == verdict
-
-
 @pytest.mark.parametrize(("cells", "count"), [({}, 1), ({"machine": "b"}, 0), ({"cpu_id": "family 6"}, 0)])
 def test_a_remark_says_that_one_machine_was_measured_twice(tmp_path, capsys, cells, count):
     write(tmp_path, [FIVE], "before")

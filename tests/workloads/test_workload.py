@@ -49,7 +49,7 @@ def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
     assert make(read_settings(command, {"MODEL": asked}).on("cuda")).model == model
 
 
-@pytest.mark.parametrize("command", ["image", "transformer", "llm", "diffusion", "mlp"])
+@pytest.mark.parametrize("command", ["image", "mlp"])
 def test_a_list_without_commas_is_told(command):
     make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
     with pytest.raises(SettingError, match=r"MODEL='resnet50 resnet18' .*commas"):

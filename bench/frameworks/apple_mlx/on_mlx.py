@@ -116,16 +116,13 @@ class DeviceContext(base.DeviceContext):
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        inputs = [
-            np.concatenate(each) for each in zip(*map(workload.inputs_of, self.batches_of_two(workload)), strict=True)
-        ]
-        calibrate(module, self.put(*inputs, dtype=mx.float32))
+        calibrate(module, self.put(*self.calibration_inputs(workload), dtype=mx.float32))
         module.set_dtype(self.dtype)
         if self.weight_bits:
             on_mlx_llm.quantise(module, self.weight_bits)
         mx.eval(module.eval().parameters())
         mx.clear_cache()
-        return Model(self, module, workload, cross_entropy if is_trained else None)
+        return Model(self, module, workload, is_trained)
 
     def build_cached(self, workload):
         if self.device == "cuda" and self.weight_bits and workload.sizes.num_experts > 1:
@@ -173,23 +170,22 @@ def matrices(tree):
 
 
 class Model(base.Model):
-    """A module with its optimizer; it is trained if it has a loss. The contract is in base.py."""
+    """A module with its optimizer; if it is trained. The contract is in base.py."""
 
-    def __init__(self, context, module, workload, loss_of):
+    def __init__(self, context, module, workload, is_trained):
         self.context = context
         self.workload = workload
-        self.loss_of = loss_of
-        self.is_trained = bool(loss_of)
-        self.module = module.train(self.is_trained)
+        self.is_trained = is_trained
+        self.module = module.train(is_trained)
         self.size = sum(each.size for each in leaves(module.parameters()))
         self._infer = context.compiled(module, module)
-        if not loss_of:
+        if not is_trained:
             return
         name = context.optimizer
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
         self.state = [module, optimizer.state, mx.random.state]  # everything that a step replaces
-        differentiate = nn.value_and_grad(module, lambda *batch: loss_of(module(*batch[:-1]), batch[-1]))
+        differentiate = nn.value_and_grad(module, lambda *batch: cross_entropy(module(*batch[:-1]), batch[-1]))
 
         def train(*batch):
             loss, gradients = differentiate(*batch)
@@ -231,15 +227,13 @@ class Model(base.Model):
 
         def loss_and_output(*batch):
             output = self.module(*batch[:-1])[rows]
-            return base.LOSS_SCALE * self.loss_of(output, batch[-1][rows]), output
+            return base.LOSS_SCALE * cross_entropy(output, batch[-1][rows]), output
 
         self.module.eval()
-        self.damp(proof.DAMPING)
         run = nn.value_and_grad(self.module, loss_and_output)
         (_, output), gradients = (self.context.compiled(run, self.module) if is_compiled else run)(*batch)
         parts = {proof.OUTPUT: as_numpy(output)} | self.name_gradients(gradients)
-        self.damp(1 / proof.DAMPING)
-        self.module.train(self.is_trained)
+        self.module.train()
         return parts
 
     def name_gradients(self, gradients):
@@ -255,7 +249,6 @@ class Model(base.Model):
         return parts
 
     def reference(self, pair, precision):
-        pair = [each.copy() for each in pair]
         dtype = getattr(mx, precision)
 
         def evaluate(spread):
@@ -268,7 +261,10 @@ class Model(base.Model):
         return evaluate, pair
 
     def damp(self, factor):
-        on_mlx_networks.scale_residuals(self.module, factor)
+        for block in self.module.modules():
+            if isinstance(block, on_mlx_networks.Block):
+                norm = block[f"bn{block.count}"]
+                norm.weight = factor * norm.weight
 
     def marks(self):
         marks = {}

@@ -212,11 +212,8 @@ class CachedModel(base.CachedModel):
     cache: Any  # a KVCache for each layer
 
     def __init__(self, context, workload):
-        from mlx_lm.models.cache import make_prompt_cache
-
         self.context = context
         self.module = build_llm(workload, context.dtype)
-        self.make_cache = make_prompt_cache
         self.parameters = sum(each.size for each in leaves(self.module.parameters()))
         if context.weight_bits:
             quantise(self.module, context.weight_bits)
@@ -227,7 +224,9 @@ class CachedModel(base.CachedModel):
         self.weight_bytes = workload.sizes.read_weights(sizes, workload.items_per_step)
 
     def open_cache(self, sequences, tokens):
-        self.cache = self.make_cache(self.module)
+        from mlx_lm.models.cache import make_prompt_cache
+
+        self.cache = make_prompt_cache(self.module)
 
     def seek(self, length):
         for layer in self.cache:

@@ -77,10 +77,10 @@ class Block(nn.Module):
         return x
 
 
-def normal_dense(inputs, outputs, deviation=0.02):
+def normal_dense(inputs, outputs):
     """Build a dense layer with normal weights and zero biases."""
     layer = nn.Linear(inputs, outputs)
-    layer.weight = deviation * mx.random.normal(layer.weight.shape)
+    layer.weight = 0.02 * mx.random.normal(layer.weight.shape)
     layer.bias = mx.zeros(outputs)
     return layer
 
@@ -156,14 +156,6 @@ class EncoderLayer(nn.Module):
 def leaves(tree):
     """Return the arrays of a tree, in order; those of the last layer are at the end."""
     return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
-
-
-def scale_residuals(module, factor):
-    """Multiply the last BatchNorm weights of each residual block, in place."""
-    for block in module.modules():
-        if isinstance(block, Block):
-            norm = block[f"bn{block.count}"]
-            norm.weight = factor * norm.weight
 
 
 def calibrate(module, inputs):

@@ -27,11 +27,11 @@ class KerasContext(base.DeviceContext):
     def image_models():
         return [*RESNETS, "mobilenet_v2"]
 
-    model_class: Callable[..., base.Model]  # takes a context, a Keras model and, if it is trained, a loss
+    model_class: Callable[..., base.Model]  # takes a context, a Keras model, a workload and whether it is trained
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, loss or None, items, whether it is compiled) -> function (*batch) -> [the output of these
-    # items, the gradients of all trained weights if there is a loss]; no dropout. The loss is multiplied by LOSS_SCALE:
-    # small gradients would be zero in float16.
+    # (Keras model, workload, whether it is trained, items, whether it is compiled) -> function (*batch) -> [the output
+    # of these items, the gradients of all trained weights if it is trained]; no dropout. The loss is multiplied by
+    # LOSS_SCALE: small gradients would be zero in float16.
     evaluator: Callable
 
     def __init__(self, device, settings):
@@ -41,13 +41,11 @@ class KerasContext(base.DeviceContext):
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
 
     def build(self, workload, is_trained):
-        loss_of = cross_entropy if is_trained else None
-        pairs = self.batches_of_two(workload)
         keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
-            calibrate(model, self.put(*map(np.concatenate, zip(*map(workload.inputs_of, pairs), strict=True))))
-            return self.model_class(self, model, workload, loss_of)
+            calibrate(model, self.put(*self.calibration_inputs(workload)))
+            return self.model_class(self, model, workload, is_trained)
 
     def probe(self, name, left, right):
         operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
@@ -80,9 +78,6 @@ class KerasContext(base.DeviceContext):
     def as_array(self, values):
         return np.asarray(values).astype(np.float32)
 
-    def as_arrays(self, values):
-        return [self.as_array(each) for each in values]
-
     def read(self, values):
         # By NumPy: it takes less time than a few operators.
         return float(np.linalg.norm(self.as_array(values)))
@@ -98,12 +93,11 @@ class KerasContext(base.DeviceContext):
 class KerasModel(base.Model):
     """The part of a Model that its proof needs."""
 
-    def __init__(self, context, keras_model, workload, loss_of):
+    def __init__(self, context, keras_model, workload, is_trained):
         self.context = context
         self.keras_model = keras_model
         self.workload = workload
-        self.loss_of = loss_of
-        self.is_trained = bool(loss_of)
+        self.is_trained = is_trained
         self.size = keras_model.count_params()
 
     def write_variables(self):
@@ -131,28 +125,23 @@ class KerasModel(base.Model):
 
     def evaluate(self, batch, items, is_compiled=True):
         # As it is measured: Metal's wrong results come from operators that a graph fuses.
-        self.damp(proof.DAMPING)
-        evaluate = self.context.evaluator(self.keras_model, self.workload, self.loss_of, items, compiled=True)
-        parts = self.name_parts(evaluate(*batch))
-        self.damp(1 / proof.DAMPING)
-        return parts
+        self.write_variables()
+        evaluate = self.context.evaluator(self.keras_model, self.workload, self.is_trained, items, compiled=True)
+        return self.name_parts(evaluate(*batch))
 
     def reference(self, pair, precision):
         context = self.context
         self.write_variables()
         weights = [context.as_array(each.value) for each in self.keras_model.weights]
-        pair = [each.copy() for each in pair]
         keras.config.set_dtype_policy(precision)
         with keras.device("cpu:0"):
             model = BUILDERS[self.workload.name](self.workload)
-            run = context.evaluator(model, self.workload, self.loss_of, list(range(len(pair[0]))), compiled=False)
+            run = context.evaluator(model, self.workload, self.is_trained, list(range(len(pair[0]))), compiled=False)
         proof.require(len(model.weights) == len(weights), "the model has other layers than when it was built")
 
         def evaluate(_):
             with keras.device("cpu:0"):
                 model.set_weights(weights)
-                if self.is_trained:  # those of the model are damped only while it is evaluated
-                    scale_residuals(model, proof.DAMPING)
                 return self.name_parts(run(*(context.put_array(channels_last(each), precision) for each in pair)))
 
         return evaluate, [*weights, *pair]

@@ -64,27 +64,27 @@ def values_of(model):
 
 
 class Model(KerasModel):
-    """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py.
+    """A Keras model with its optimizer; if it is trained. The contract is in base.py.
 
     The weights are here and not in the Keras model: a step of training is a pure function, whose inputs are donated to
     its outputs. Every result of a compiled function is computed, whether it is read or not.
     """
 
-    def __init__(self, context, keras_model, workload, loss_of):
-        super().__init__(context, keras_model, workload, loss_of)
+    def __init__(self, context, keras_model, workload, is_trained):
+        super().__init__(context, keras_model, workload, is_trained)
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         weights = keras_model.trainable_variables
-        self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if loss_of else None
+        self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if is_trained else None
         self.read_variables()
         self.slots = [variable.value for variable in optimizer.variables] if optimizer else []
-        if not loss_of:
+        if not is_trained:
             return
 
         def losses(trained, others, slots, *batch):
             """Return (the loss scaled for the optimizer, (loss, the other variables))."""
             *inputs, target = batch
             outputs, others = keras_model.stateless_call(trained, others, inputs, training=True)
-            loss = loss_of(outputs, target)
+            loss = keras_networks.cross_entropy(outputs, target)
             with keras.StatelessScope(state_mapping=list(zip(optimizer.variables, slots, strict=True))):
                 return optimizer.scale_loss(loss), (loss, others)
 
@@ -147,7 +147,7 @@ class DeviceContext(KerasContext):
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
 
-    def evaluator(self, keras_model, workload, loss_of, items, compiled):
+    def evaluator(self, keras_model, workload, is_trained, items, compiled):
         rows = jnp.array(items)
 
         def infer(trained, others, *batch):
@@ -157,12 +157,12 @@ class DeviceContext(KerasContext):
         def differentiate(trained, others, *batch):
             def scaled_loss(trained):
                 (outputs,) = infer(trained, others, *batch)
-                return base.LOSS_SCALE * loss_of(outputs, batch[-1][rows]), outputs
+                return base.LOSS_SCALE * keras_networks.cross_entropy(outputs, batch[-1][rows]), outputs
 
             gradients, outputs = jax.grad(scaled_loss, has_aux=True)(trained)
             return [outputs, *gradients]
 
-        run = differentiate if loss_of else infer
+        run = differentiate if is_trained else infer
         run = jax.jit(self.counted(run)) if compiled else run
         return lambda *batch: run(*values_of(keras_model), *batch)
 

@@ -89,10 +89,10 @@ OPERATORS = {
 
 
 class Model(KerasModel):
-    """A Keras model with its optimizer; it is trained if it has a loss. The contract is in base.py."""
+    """A Keras model with its optimizer; if it is trained. The contract is in base.py."""
 
-    def __init__(self, context, keras_model, workload, loss_of):
-        super().__init__(context, keras_model, workload, loss_of)
+    def __init__(self, context, keras_model, workload, is_trained):
+        super().__init__(context, keras_model, workload, is_trained)
         self.weights = keras_model.trainable_variables
         self.last_weight = self.weights[-1]
         self.output_of = output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
@@ -103,7 +103,7 @@ class Model(KerasModel):
 
         if context.device != "cpu":
             self.output_of = compute_first
-        if loss_of:
+        if is_trained:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step = context.function(self._train)
 
@@ -120,7 +120,7 @@ class Model(KerasModel):
     def _train(self, *batch):
         *inputs, target = batch
         with tf.GradientTape() as tape:
-            loss = self.loss_of(self.keras_model(inputs, training=True), target)
+            loss = keras_networks.cross_entropy(self.keras_model(inputs, training=True), target)
             scaled = self.optimizer.scale_loss(loss)
         self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
         return loss
@@ -162,15 +162,15 @@ class DeviceContext(KerasContext):
 
         return tf.function(self.counted(placed), jit_compile=self.compile)
 
-    def evaluator(self, keras_model, workload, loss_of, items, compiled):
+    def evaluator(self, keras_model, workload, is_trained, items, compiled):
         weights = [each.value for each in keras_model.trainable_variables]
 
         def evaluate(*batch):
             with tf.GradientTape() as tape:
                 outputs = tf.gather(keras_model(list(workload.inputs_of(batch)), training=False), items)
-                if not loss_of:
+                if not is_trained:
                     return [outputs]
-                loss = base.LOSS_SCALE * loss_of(outputs, tf.gather(batch[-1], items))
+                loss = base.LOSS_SCALE * keras_networks.cross_entropy(outputs, tf.gather(batch[-1], items))
             gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return [outputs, *map(tf.convert_to_tensor, gradients)]  # that of an embedding has only some rows
 

@@ -34,14 +34,18 @@ def exchange_names(paths):
         os.replace(copy, path)
 
 
-def check_pictures(batches, paths, size, phase):
-    """Raise MeasurementError (`wrong_output`) unless pictures are those of their files now, and of different files.
+def check_pictures(batches, paths, size, phase, queued):
+    """Exchange the files' names; raise MeasurementError unless pictures are then those of their files, and differ.
 
     In training nobody knows the cut, so only its colours are compared: a file that is decoded at a smaller size passes.
 
     Args:
         batches: yields (pictures in NumPy (items, 3, size, size), the places of their files in `paths`).
+        queued: how many of them may have been read before.
     """
+    exchange_names(paths)
+    for _ in range(queued):
+        next(batches)
     pairs = []
     while len(pairs) < COMPARED_PICTURES:
         pictures, places = next(batches)

@@ -220,15 +220,15 @@ def name_weights(module, workload):
     """Return {part of the proof: the trained weight whose gradient it is}."""
     trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
     matrices = [weight for weight in trained.values() if weight.ndim > 1]
-    last = getattr(module, "checked_weights", matrices[-1:])[0]
+    last = getattr(module, "checked_weight", matrices[-1])
     layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
     first = None if workload.make_checked else next(layers).weight
-    adapters = [name for name in trained if name.endswith((".a", ".b"))]
 
     def name_part(name, weight):
-        if name in adapters:
-            return f"{proof.ADAPTER} {name}"
-        return proof.LAST if weight is last else proof.FIRST if weight is first else f"gradient of {name}"
+        if weight is last or weight is first:
+            return proof.LAST if weight is last else proof.FIRST
+        is_adapter = name.endswith((".a", ".b"))
+        return f"{proof.ADAPTER if is_adapter else 'gradient of'} {name}"
 
     return {name_part(name, weight): weight for name, weight in trained.items()}
 
@@ -280,14 +280,11 @@ class DeviceContext(base.DeviceContext):
 
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
-        if self.weight_bits:
+        if hasattr(module, "fill"):  # it was built without memory
             module.fill(self.device, self.dtype, self.weight_bits)
-        elif hasattr(module, "fill"):  # it was built without memory
-            module.fill(self.device, self.dtype)
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
         # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
-        pairs = [tuple(map(torch.from_numpy, pair)) for pair in self.batches_of_two(workload)]
-        update_bn([torch.cat([workload.inputs_of(pair)[0] for pair in pairs])], module)
+        update_bn([torch.from_numpy(self.calibration_inputs(workload)[0])], module)
         if not self.weight_bits:
             module = module.to(self.device, self.dtype, memory_format=self.format)
         return Model(self, module, workload, is_trained)
@@ -298,8 +295,8 @@ class DeviceContext(base.DeviceContext):
         module.fill(self.device, self.dtype, self.weight_bits)
         return on_torch_llm.CachedModel(self, module, parameters, workload)
 
-    def open_stream(self, workload, settings, phase):
-        return import_images().open_stream(workload, settings, phase, pins_memory=self.device == "cuda")
+    def open_stream(self, workload, settings):
+        return import_images().open_stream(workload, settings, pins_memory=self.device == "cuda")
 
     def autocast(self):
         dtype = AUTOCAST.get(self.precision)
@@ -387,8 +384,8 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.empty_cache()
 
 
-class Model(base.ModelInParts):
-    """A module with its optimizer, if it is trained. The contract is in base.py."""
+class Model(base.Model):
+    """A module with its optimizer, if it is trained, whose parts of a step can be timed. The contract is in base.py."""
 
     _loss: Any  # mean of the last batch, with its graph
 
@@ -400,7 +397,7 @@ class Model(base.ModelInParts):
         self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.last_weight = getattr(self.uncompiled, "checked_weights", self.trained_weights()[-1:])[0]
+        self.last_weight = getattr(self.uncompiled, "checked_weight", self.trained_weights()[-1])
         if not is_trained:
             return
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
@@ -425,7 +422,13 @@ class Model(base.ModelInParts):
         with self.context.autocast():
             return self.module(*inputs)
 
+    def train(self, *batch):
+        self.forward(*batch)
+        self.backward()
+        self.update()
+
     def forward(self, *batch):
+        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
         *inputs, target = batch
         self._loss = None  # frees the last step's graph before the next one is built
         self.optimizer.zero_grad(set_to_none=True)
@@ -433,9 +436,11 @@ class Model(base.ModelInParts):
             self._loss = self.loss_of(self.module(*inputs), target)
 
     def backward(self):
+        """Compute the gradients of the last forward pass and keep them."""
         self.scaler.scale(self._loss).backward()
 
     def update(self):
+        """Run the optimizer's step with the gradients of the last backward pass."""
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -464,16 +469,14 @@ class Model(base.ModelInParts):
 
     def evaluate(self, batch, items, is_compiled=True):
         # Without dropout and BatchNorm both modes are one graph.
-        self.uncompiled.train(self.is_trained and not differs_in_training(self.uncompiled))
-        self.damp(proof.DAMPING)
+        self.uncompiled.train(not differs_in_training(self.uncompiled))
         with self.context.autocast():
             module = self.module if is_compiled else self.uncompiled
             outputs = module(*self.workload.inputs_of(batch))
             weights = name_weights(self.uncompiled, self.workload)
             chosen = (torch.stack([each[item] for item in items]) for each in (outputs, batch[-1]))
             parts = differentiate(self.workload, weights, *chosen)
-        self.damp(1 / proof.DAMPING)
-        self.uncompiled.train(self.is_trained)
+        self.uncompiled.train()
         return parts
 
     def reference(self, pair, precision):
@@ -497,12 +500,11 @@ class Model(base.ModelInParts):
             torch.set_num_threads(usual)
             return parts
 
-        if self.is_trained:
-            scale_residuals(module, proof.DAMPING)  # those of the model are damped only while it is evaluated
         return evaluate, [each.detach().numpy() for each in (*module.parameters(), *inputs)]
 
     def damp(self, factor):
-        scale_residuals(self.uncompiled, factor)
+        for norm in getattr(self.uncompiled, "residual_norms", ()):
+            norm.weight.data.mul_(factor)
 
     def marks(self):
         marks = {}
@@ -525,12 +527,6 @@ class Model(base.ModelInParts):
         self.optimizer = self._loss = None
         for weight in self.trained_weights():
             weight.grad = None
-
-
-def scale_residuals(module, factor):
-    """Multiply what the residual blocks of an image model add to their input, in place."""
-    for norm in getattr(module, "residual_norms", ()):
-        norm.weight.data.mul_(factor)
 
 
 open_session = functools.partial(session.open_session, DeviceContext)

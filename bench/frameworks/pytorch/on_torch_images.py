@@ -51,7 +51,7 @@ def build_image(workload):
     return model
 
 
-def open_stream(workload, settings, phase, pins_memory):
+def open_stream(workload, settings, pins_memory):
     """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
     paths = data.jpeg_files(settings.seed)
     workers = settings.num_workers
@@ -60,7 +60,7 @@ def open_stream(workload, settings, phase, pins_memory):
         raise MeasurementError("unsupported", shortage)
     with processes.interrupts_held(), resources.on_all_cpus():
         loader = DataLoader(
-            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, phase == "training"),
+            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
             batch_size=workload.items_per_step,
             # One endless epoch: at the end of one the workers' queues would run empty.
             sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
@@ -70,9 +70,9 @@ def open_stream(workload, settings, phase, pins_memory):
             worker_init_fn=prepare_worker,
         )
         batches = iter(loader)
-    check_pictures = functools.partial(jpeg_stream.check_pictures, paths=paths, size=workload.sizes.side, phase=phase)
-    exchange_files = functools.partial(jpeg_stream.exchange_names, paths)
-    return base.Stream(batches, workers, workers * queued, exchange_files, check_pictures)
+    options = {"paths": paths, "size": workload.sizes.side, "phase": settings.phase, "queued": workers * queued}
+    check_pictures = functools.partial(jpeg_stream.check_pictures, **options)
+    return base.Stream(batches, workers, workers * queued, check_pictures)
 
 
 def prepare_worker(worker):

@@ -233,11 +233,9 @@ class Decoder(torch.nn.Module):
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
 
     @property
-    def checked_weights(self):
-        """Return those whose gradients are compared: first a matrix, which 16 bits let move, then LoRA's adapters."""
-        trained = {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
-        last = [weight for name, weight in trained.items() if "o_proj" in name][-1]
-        return [last, *(weight for name, weight in trained.items() if name.endswith((".a", ".b")))]
+    def checked_weight(self):
+        """Return a matrix whose gradient is compared, and which 16 bits let move."""
+        return [each for name, each in self.named_parameters() if each.requires_grad and "o_proj" in name][-1]
 
     @torch.no_grad()
     def fill(self, device, dtype, bits=None):
