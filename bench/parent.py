@@ -131,11 +131,11 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     lines = []
+    if command not in WORKLOADS or not FRAMEWORKS[read_runs(command)[0].settings.framework].runs_on_many:
+        ranks.refuse_ranks(f"make {command}")
     # NUM_DEVICES lets read_runs() refuse settings that need a single device.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
-    if command not in WORKLOADS or not FRAMEWORKS[settings.framework].runs_on_many:
-        ranks.refuse_ranks(f"make {command}")
     if others or settings.runs not in (None, 1):
         raise SettingError(
             f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "

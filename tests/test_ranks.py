@@ -39,10 +39,11 @@ def test_a_rank_that_torchrun_did_not_start_is_refused_in_one_line(monkeypatch, 
 
 
 @pytest.mark.parametrize(("command", "environ"), [("tflops", {}), ("image", {"FRAMEWORK": "jax"})])
-def test_torchrun_of_what_has_no_ranks_is_refused(monkeypatch, capsys, command, environ):
-    for name, value in (TORCHRUN | environ | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}).items():
+@pytest.mark.parametrize("size", "12")
+def test_torchrun_of_what_has_no_ranks_is_refused(monkeypatch, capsys, command, environ, size):
+    of_first = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    for name, value in (TORCHRUN | environ | of_first).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert parent.main(command, image_workload) == 2
     assert "torchrun" in capsys.readouterr().err
 

@@ -31,7 +31,8 @@ class Stream:
 class Model(ABC):
     """A model on its device, and its training.
 
-    A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss.
+    A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss. If the parts
+    of a step can be timed, it also has forward(*batch), backward(), update(), and last_gradient, that of last_weight.
     """
 
     loss: Any  # mean of the last batch, without its graph

@@ -257,7 +257,7 @@ class Proof:
         return _probed[key]
 
     def has_memory(self, parameters, has_gradients=False):
-        """Return whether the memory that is free now suffices for the reference of so many parameters."""
+        """Return whether the free memory suffices for the reference of this many parameters; if not, note it."""
         if self.reference == "float64" and parameters > MAX_DISTURBED:
             self.spread = 0
         needed = HOST_BYTES[self.reference] * parameters * (2 if has_gradients else 1)
@@ -707,15 +707,15 @@ def refuse_wrong_gradients(session):
     else:
         batch, _ = draw_batches(session)
         items = sorted(set(choose_items(session, session.batch_size)))
-    on_device = session.context.put(*batch)
-    missing = model.parts_without_gradient()
     # Every process and rank trains and evaluates: a model of several ranks computes only on all of them.
-    for _ in range(MOST_TRIES):
-        if missing:
-            model.train(*on_device)
-            missing &= model.parts_without_gradient()
+    if missing := model.parts_without_gradient():
+        known = next(session.put(workload.make_batches(session.batch_size, session.context.seed)))
+        for _ in range(MOST_TRIES):
+            if missing:
+                model.train(*known)
+                missing &= model.parts_without_gradient()
     model.damp(DAMPING)
-    got = model.evaluate(on_device, items)
+    got = model.evaluate(session.context.put(*batch), items)
     if all(np.isfinite(array).all() for array in got.values()):
         session.free()
         pair = tuple(each[items] for each in batch)
@@ -759,12 +759,12 @@ def follow_routers(session, run, sequences):
 def refuse_wrong_logits(session):
     """Raise MeasurementError unless prefill and decode of new tokens give the logits of the reference for all of them.
 
-    Prefill: the last logits of two new batches are compared. Decode: the first, the middle and the last ones of a
-    round of new tokens. The reference reads whole sequences, without a cache. If they are too long for it, it reads a
-    few tokens, and refuse_ignored_context() checks the long ones. If the weights are too many, two layers of the same
-    shape are compared. Routers of a mixture of experts must choose the most probable ones, and the reference uses
-    their choice, because rounding may swap experts of nearly equal probability. It cannot see, in decode, other
-    steps than those before the three places, and of compiled routers which experts they choose.
+    Prefill: the last logits of two new batches are compared. Decode: the first, the middle and the last ones of a round
+    of new tokens. The reference reads whole sequences, without a cache. If they are too long for it, it reads a few
+    tokens, and refuse_ignored_context() checks the long ones. If the weights are too many, two layers of the same shape
+    are compared, but not in a long run, which goes on. Routers of a mixture of experts must choose the most probable
+    ones, and the reference uses their choice, because rounding may swap experts of nearly equal probability. It cannot
+    see, in decode, other steps than those before the three places, and of compiled routers which experts they choose.
     """
     proof = session.proof
     refuse_changed_weights(session)

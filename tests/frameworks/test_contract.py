@@ -57,6 +57,18 @@ def test_a_session_is_measured(script, phase):
     assert session.parameters == open_session.workload(script, phase).parameters
 
 
+@pytest.mark.parametrize("phase", PHASES[:2])
+def test_the_proof_leaves_the_weights_as_they_are(phase):
+    session = open_session("image", phase)
+    weights = [session.context.as_array(each) for each in session.model.trained_weights()]
+    assert {each.flat[0] for each in weights if each.ndim == 1 and np.ptp(each) == 0} == {0, 1}  # of BatchNorm
+    session.takes_long = True  # then nothing is freed
+    session.step()
+    before = session.sum_weights()
+    session.refuse_wrong_result()
+    assert session.sum_weights() == before
+
+
 def test_every_workload_has_a_builder():
     assert set(FRAMEWORKS[TESTED].workloads) <= set(open_session("mlp", "inference").context.builders)
 

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 MEASURE, INTERVALS, PROOF = "bench/timing/measure.py", "bench/timing/intervals.py", "bench/timing/proof.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
-BASE, JOB = "bench/frameworks/base.py", "bench/timing/job.py"
+JOB = "bench/timing/job.py"
 TIMING = ("tests/timing/test_measure.py",)
 COVERAGE = ("tests/timing/test_intervals.py",)
 CHECKS = ("tests/timing/test_proof.py",)
 TIMED = ("tests/frameworks/test_timed_work.py",)
 OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_torch.py::test_a_step_of_training_changes_every_weight",)
+UNDAMPED = ("tests/frameworks/test_contract.py::test_the_proof_leaves_the_weights_as_they_are",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
@@ -174,7 +175,12 @@ BUGS = {
     ),
     "skip_the_optimizer": Bug(TORCH, "self.backward()\n        self.update()\n", "self.backward()\n", STEPS),
     "train_with_another_loss": Bug(TORCH, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
-    "training_in_evaluation_mode": Bug(TORCH, "module.train(is_trained)", "module.eval()", STEPS),
+    "training_in_evaluation_mode": Bug(
+        TORCH, "self.uncompiled.train()\n        return parts", "self.uncompiled.eval()\n        return parts", STEPS
+    ),
+    "train_a_damped_network": Bug(
+        PROOF, "    session.model.damp(1 / DAMPING)\n    refuse_useless", "    refuse_useless", UNDAMPED
+    ),
     "wait_for_a_batch_that_was_dropped": Bug(IMAGES, "    os._exit(1)\n", "", DROPPED),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
     # On a GPU

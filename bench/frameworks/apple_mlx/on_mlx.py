@@ -170,7 +170,7 @@ def matrices(tree):
 
 
 class Model(base.Model):
-    """A module with its optimizer; if it is trained. The contract is in base.py."""
+    """A module with its optimizer, if it is trained. The contract is in base.py."""
 
     def __init__(self, context, module, workload, is_trained):
         self.context = context

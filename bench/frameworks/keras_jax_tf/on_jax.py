@@ -64,7 +64,7 @@ def values_of(model):
 
 
 class Model(KerasModel):
-    """A Keras model with its optimizer; if it is trained. The contract is in base.py.
+    """A Keras model with its optimizer, if it is trained. The contract is in base.py.
 
     The weights are here and not in the Keras model: a step of training is a pure function, whose inputs are donated to
     its outputs. Every result of a compiled function is computed, whether it is read or not.
@@ -96,7 +96,7 @@ class Model(KerasModel):
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
 
     def read_variables(self):
-        """Take the values of the Keras model; at first those of the optimizer, too."""
+        """Take the values of the Keras model."""
         self.trained, self.others = values_of(self.keras_model)
 
     def write_variables(self):

@@ -89,7 +89,7 @@ OPERATORS = {
 
 
 class Model(KerasModel):
-    """A Keras model with its optimizer; if it is trained. The contract is in base.py."""
+    """A Keras model with its optimizer, if it is trained. The contract is in base.py."""
 
     def __init__(self, context, keras_model, workload, is_trained):
         super().__init__(context, keras_model, workload, is_trained)
