@@ -183,6 +183,8 @@ def describe_answer(search: Search, rows):
     gain = describe_gain(search.final, fastest, default)
     words = describe(search.values, fastest)
     headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
+    if not compare(search.final, fastest, default):
+        headline = f"the fastest so far, without the last comparison: {words}"
     if answer == default:
         headline = "the default is the fastest"
         headline += (

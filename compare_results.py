@@ -13,10 +13,10 @@ other when they were measured, as with USE_GPU=0,1, are compared by their pairs.
 
 import math
 import os
-import re
 import statistics
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from bench import processes
@@ -26,7 +26,7 @@ from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import compare_runs, convert
 from bench.records.likeness import work_of
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError, read_settings, slug
 
 MOST_NAMED = 5  # rows, or differences, in a remark
 OF_A_MACHINE = ("machine", "device_name", "cpu_id")
@@ -45,7 +45,8 @@ def read_side(side, environ, folder):
     name = os.path.expanduser(environ.get(side, "").strip())
     path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
     if name and not path.is_file():  # a machine as pages write it
-        path = folder / f"{re.sub('[^a-z0-9]+', '-', name.lower()).strip('-')}.csv"
+        with suppress(ValueError):
+            path = folder / f"{slug(name)}.csv"
     if not path.is_file():
         known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
         wrong = f"{side}={name!r} must be" if name else f"{side} is not set, and A and B are compared: set it, too, to"
@@ -85,13 +86,17 @@ def pair_lines(a, b, names):
     """
     pairs = []
     ours = group_by_work(a, names)
-    for work, others in group_by_work(b, names).items():
-        if mine := ours.get(work):
+    for key, others in group_by_work(b, names).items():
+        if mine := ours.get(key):
             both = [(line, other) for other in others for line in mine]
             pairs.append(([pair for pair in both if is_same_setup(*pair)] or both)[-1])
-    paired = {work_of(line) for line, _ in pairs}
-    ours, theirs = ({work_of(line): line for line in side} for side in (a, b))
-    others = [(ours[work], line) for work, line in theirs.items() if work in ours and work not in paired]
+
+    def work(line):
+        return work_of(line), line["kind"] if "kind" in names else ""
+
+    paired = {work(line) for line, _ in pairs}
+    ours, theirs = ({work(line): line for line in side} for side in (a, b))
+    others = [(ours[each], line) for each, line in theirs.items() if each in ours and each not in paired]
     return pairs + [(line, other) for line, other in others if line["framework"] != other["framework"]]
 
 
@@ -116,12 +121,13 @@ def compare(a, b, rows):
     # The value of an operator is TFLOP/s.
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
     ratio = ratio if few > 1 else Rate(ratio.throughput)
+    verdict = verdict_of(ratio) if few > 1 else ""
     if a["group"] and a["group"] == b["group"]:
         runs = ([row for row in rows[side] if row["run_id"] == line["run_id"]] for side, line in (("B", b), ("A", a)))
         if comparison := compare_runs(*runs):
             few = many = comparison.pairs
             ratio = comparison.ratio
-    verdict = verdict_of(ratio) if few > 1 else ""
+            verdict = verdict_of(ratio) if few >= ENOUGH_PAIRS else "cannot tell" if few > 1 else ""
     if is_same_machine(a, b) and not is_same_setup(a, b):
         verdict = "other setup"
     if a["framework"] != b["framework"]:
@@ -219,6 +225,7 @@ def main(environ=os.environ):
         return 0
     if published := find_published(environ, folder):
         lines, _ = read_side("A", environ, folder)
+        lines = [line for line in lines if line["kind"] == published[0]["kind"]] or lines
         print(f"A: {environ['A']}", f"B: {published[0]['device_name']}, published", "", sep="\n")
         print(*match.describe_matches(lines, published), sep="\n")
         return 0

@@ -101,11 +101,13 @@ def refuse_large_work(workload, peak, memory_gb):
         raise SettingError("more than two minutes a process here")
 
 
-def find_peak(stored, machine):
-    """Return TFLOP/s of the best matmul of a machine's stored results, 0.0 if there is none."""
-    rows = stored.lines.loc[(stored.lines["machine"] == machine) & ~stored.lines["published"]].to_dict("records")
-    reached = peaks.measured_peaks(rows)
-    return max((rate for (*_, name), rate in reached.items() if name != "bandwidth"), default=0.0)
+def find_peak(stored, place):
+    """Return TFLOP/s of the best stored matmul of the chip of a row, 0.0 if there is none."""
+    reached = peaks.measured_peaks(stored.lines.loc[~stored.lines["published"]].to_dict("records"))
+    here = peaks.chip_of(place)
+    return max(
+        (rate for (*chip, name), rate in reached.items() if tuple(chip) == here and name != "bandwidth"), default=0.0
+    )
 
 
 def list_machines(run: Run, published, *here):
@@ -133,7 +135,7 @@ def main(environ=os.environ):
     host, device, blank = find_place(run)
     stored = frames.load(folder, say)
     published = match.group_published(stored.lines)
-    peak = find_peak(stored, blank["machine"])
+    peak = find_peak(stored, blank)
     kind = "cpu" if device.type == "cpu" else "gpu"
     memory_gb = host.memory_gb if resources.shares_memory(device) else resources.read_card_gb()
     typed = environ.get("B", "").strip()
@@ -146,7 +148,7 @@ def main(environ=os.environ):
         say("first the best matmul of this machine")
         sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind], OPS="matmul", RUNS="1")
         measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep, draws=False)
-        peak = find_peak(frames.load(folder, say), blank["machine"])
+        peak = find_peak(frames.load(folder, say), blank)
     runs, reasons = plan(run, published[name], device.type, peak, memory_gb)
     if not runs:
         raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(Counter(reasons))}")
@@ -156,7 +158,7 @@ def main(environ=os.environ):
     own = own.loc[~own["published"] & (own[table.SIDE] == [blank[each] for each in table.SIDE]).all(axis=1)]
     lines = match.describe_matches(own.to_dict("records"), published[name], reasons)
     print("", f"{blank['machine']} / {name}", *lines, sep="\n")
-    print(f"added to {results.display_path(results.path_of(folder, blank))}")
+    print(f"the rows are in {results.display_path(results.path_of(folder, blank))}")
     return 0
 
 

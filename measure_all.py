@@ -231,7 +231,8 @@ def measure_process(run: Run, kept: Kept, host, show, limit):
     before = kept.list_processes(run)
     is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in before)
     child = make_child(run, show, limit, rest=host.rest, has_extras=is_first, compares_with_cpu=is_first)
-    rows_of, error = run_children({run: child}, host, len(before) + 1)
+    number = 1 + max((int(rows[0]["process"]) for rows in before), default=0)  # a row may have been removed
+    rows_of, error = run_children({run: child}, host, number)
     kept.rows_of[run.run_id] += rows_of.get(run, [])
     if error:
         raise error
@@ -294,7 +295,7 @@ def main():
     say("\nall results of this machine: earlier ones count where new ones were disturbed, or are of one process")
     say(table.describe_set(settings.results_dir, say, [blank[name] for name in table.SIDE]))
     path = results.path_of(settings.results_dir, blank)
-    say(f"added to {results.display_path(path)}: `make plot` draws it, `make submit` prints how to send it")
+    say(f"the rows are in {results.display_path(path)}: `make plot` draws it, `make submit` prints how to send it")
     if device.type == "mps" and settings.framework != "mlx":
         say("`FRAMEWORK=mlx make all` measures the language models in MLX")
     return 0 if has_result else 1

@@ -31,6 +31,11 @@ def plot(folder, say, form="png"):
     stored = frames.load(folder, say)
     if stored.lines["published"].all() and not stored.rows["scope"].eq("sustained").any():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
+    for page in (folder / "README.md", folder / "index.html") if form == "png" else ():
+        text = page.read_text(errors="replace") if page.is_file() and not page.is_symlink() else ""
+        if text and "`make plot`" not in text[:500]:
+            why = f"holds a {page.name} that `make plot` has not written: move it, or choose another folder"
+            raise SettingError(f"RESULTS_DIR={str(folder)!r} {why}")
     paths = [*pictures.draw_all(stored, folder / "plots", form), *card.draw_all(stored, folder, form)]
     if form == "svg":
         return paths

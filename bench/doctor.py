@@ -24,7 +24,7 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {fix}")
-    elif variables := environment.find_allocator(os.environ):
+    elif variables := environment.find_allocator():
         show("environment", "ok", f"speed is affected by {variables}")
     source = environment.find_power_source()
     commit = environment.find_commit()

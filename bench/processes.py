@@ -154,6 +154,9 @@ class Child:
             self.start()
         began = time.monotonic()
         self.exit_status = self.wait()
+        if self.exit_status == -signal.SIGALRM:  # it would slow down the others that still work
+            with suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.seconds += time.monotonic() - began
         return self.exit_status is None
 
@@ -184,7 +187,8 @@ class Child:
                     if self.channel.recv(1):
                         return None
                 time.sleep(POLL_SECONDS)  # its end is closed: it is about to exit
-        return self.process.returncode
+        # Ctrl-C does not reach a child: another program has ended it.
+        return -signal.SIGTERM if self.process.returncode == INTERRUPTED else self.process.returncode
 
     def look(self):
         """Read what it has written and printed since the last look, and call show()."""

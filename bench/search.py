@@ -15,6 +15,7 @@ from bench.records.combine import compare_runs, is_failure
 CHANGES = 3  # that are interleaved with the fastest so far
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
+HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
 SEARCH_END = 0.7  # share of the time after which no change is begun
 
 
@@ -31,6 +32,7 @@ class Search:
         used: () -> the share of the time that is used.
         rounds, final: the rounds of all steps, and those of the last comparison.
         path: the default, and the fastest after each step.
+        hopeless: candidates that were far slower than the fastest so far.
     """
 
     values: dict[str, list[str]]
@@ -40,13 +42,14 @@ class Search:
     rounds: list[dict] = field(default_factory=list)
     final: list[dict] = field(default_factory=list)
     path: list[tuple] = field(default_factory=list)
+    hopeless: set[tuple] = field(default_factory=set)
 
     def __post_init__(self):
         self.path = self.path or [tuple(values[0] for values in self.values.values())]
 
     def run(self):
         """Take steps until no change gains or the time is used, then compare the default with the fastest."""
-        while (changes := self.list_changes()) and self.used() < SEARCH_END:
+        while (changes := self.list_changes()) and (not self.rounds or self.used() < SEARCH_END):
             self.take_step(changes[:CHANGES])
         if len(self.path) > 1:
             self.compare_rounds(self.path[0], [self.path[-1]], self.final, FINAL_ROUNDS)
@@ -59,6 +62,7 @@ class Search:
         finally:  # after Ctrl-C, what was measured counts
             failures = self.failures()
             pairs = {each: compare(self.rounds, each, here) for each in changes if each not in failures}
+            self.hopeless |= {each for each, pair in pairs.items() if pair and pair.ratio.throughput < HOPELESS}
             ratios = {each: pair.ratio for each, pair in pairs.items() if pair and pair.ratio.low > 1}
             best = max(ratios, key=lambda each: ratios[each].throughput, default=here)
             if best != here and ratios[best].throughput >= MIN_GAIN:
@@ -80,14 +84,14 @@ class Search:
     def list_changes(self):
         """List the changes of the fastest so far that are to be measured, those of the least measured values first.
 
-        Values that failed, or that were replaced before, are left out. If no other change is left, the batch size is
-        doubled once and twice.
+        Values that failed, that were hopeless, or that were replaced before, are left out. If no other change is left,
+        the batch size is doubled once and twice.
         """
         here = self.path[-1]
         measured = set().union(*self.rounds)
         compared = slice(-1 if self.doubles else None)  # with another batch size a change is not tried again
         known = {each[compared] for each in measured}
-        excluded = [*self.path, *self.failures()]
+        excluded = [*self.path, *self.failures(), *self.hopeless]
         changes = []
         for i, values in enumerate(self.values.values()):
             for value in values:

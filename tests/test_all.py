@@ -208,6 +208,17 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     assert make_all()[1] == 0  # and nothing is left
 
 
+def test_a_row_that_was_removed_is_measured_again_with_a_number_of_its_own(make_all, tmp_path):
+    _, _, rows = make_all(RESULTS_DIR=str(tmp_path))
+    lost = next(row for row in rows if row["workload"] == "image")
+    path = tmp_path / "m.csv"
+    path.unlink()
+    results.append(path, *(row for row in rows if row != lost))
+    _, count, rows = make_all()
+    assert count == 1
+    assert [row["process"] for row in rows if row["run_id"] == lost["run_id"]] == ["2", "3", "4"]
+
+
 def test_a_pass_has_one_process_of_each_work(make_all):
     make_all()
     _, *works = make_all.children.asked

@@ -129,6 +129,7 @@ def test_ctrl_c_prints_the_best_so_far(search, last, answer):
     status, out, rows, _ = search(last=last)
     assert (status, "make image" in out) == (130, True)
     assert re.search(rf": {answer}\n", out)
+    assert "without the last comparison" in out
     assert max(float(row["throughput"] or 0) for row in rows) == {8: 30, 30: 54}[last]
 
 

@@ -118,7 +118,7 @@ def test_results_stand_next_to_published_ones_of_the_same_work(tmp_path, monkeyp
     assert "2x (1.98 to 2.02), 100 here, 50 there (images/s)" in text
     assert "https://x.org/a" in text
     assert "2 (n = 1)" in text
-    assert "left out of 2: 1 a part of a step" in text
+    assert "left out of 3: 1 a part of a step" in text
 
 
 def test_a_rate_follows_from_seconds():

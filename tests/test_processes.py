@@ -168,6 +168,13 @@ def test_a_time_limit_counts_only_a_childs_own_turns(make_child, tmp_path):
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
+def test_a_child_at_its_limit_does_not_slow_down_what_works_after_it(make_child):
+    child = make_child("sleeps", limit=1)
+    assert not child.turn()
+    assert child.process.wait(timeout=100) == -signal.SIGKILL
+    child.close()
+
+
 def press_ctrl_c(*conditions):
     """Send Ctrl-C to this process each time when the next condition holds."""
 

@@ -109,6 +109,13 @@ def test_values_that_failed_or_were_replaced_are_not_measured_again():
     assert machine.asked == [[("0", "channels_first"), *search.failures(), search.path[-1]], search.path]
 
 
+def test_a_value_that_is_far_slower_is_not_tried_again():
+    machine = FakeMachine(product_of({"bfloat16": 0.2, "1": 1.5}), noise=0)
+    machine.search(ALL)
+    asked = [candidate[0] for candidates in machine.asked for candidate in candidates]
+    assert (asked.count("bfloat16"), asked.count("mixed_bfloat16")) == (1, 2)
+
+
 def test_a_change_that_is_slower_is_not_repeated():
     search = FakeMachine(product_of({"1": 0.9, "channels_last": 1.5}), noise=0).search(SWITCHES)
     assert sum(("1", "channels_first") in rows_of for rows_of in search.rounds) == 1
@@ -142,6 +149,12 @@ def test_no_change_begins_after_most_of_the_time():
     assert len(machine.asked) == 3
     assert search.answer()[-1][0] == "bfloat16"
     assert search.list_changes()
+
+
+def test_a_first_change_is_measured_in_however_little_time():
+    machine = FakeMachine(product_of({"bfloat16": 2}), noise=0, minutes=0.01)
+    machine.search(ALL, doubles=True)
+    assert machine.asked
 
 
 def test_a_machine_whose_speed_changes_does_not_change_the_gains():

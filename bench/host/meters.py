@@ -51,7 +51,7 @@ def process_peak_bytes():
     # Linux's getrusage() also reports the peak of the parent process before fork and exec.
     if peak := re.search(r"^VmHWM:\s*(\d+) kB", read_text("/proc/self/status"), re.MULTILINE):
         return int(peak[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS: getrusage(2)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def reset_process_peak():

@@ -58,12 +58,14 @@ def make_card(stored, machine, framework):
     """Build the Card of a machine and framework from frames.load(); None if it has too little of the set."""
     lines = stored.valid[stored.valid["machine"].eq(machine) | stored.valid["published"]]
     rows = lines[lines["value"].notna()].to_dict("records")
-    mine = [row for row in rows if not row["published"] and row["framework"] == framework]
-    kind = "gpu" if any(row["kind"] == "gpu" for row in mine) else "cpu"
-    mine = frames.of_newest_chip([row for row in mine if row["kind"] == kind])
-    resident = [row for row in mine if row["scope"] == "device"]
-    by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
-    if len(by_line) < frames.LEAST:
+    of_framework = [row for row in rows if not row["published"] and row["framework"] == framework]
+    for kind in ("gpu", "cpu"):
+        mine = frames.of_newest_chip([row for row in of_framework if row["kind"] == kind])
+        resident = [row for row in mine if row["scope"] == "device"]
+        by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
+        if len(by_line) >= frames.LEAST:
+            break
+    else:
         return None
     shown = [row for of_line in by_line.values() for row in of_line.values()]
     others = choose_published([row for row in rows if row["published"]], shown, kind)

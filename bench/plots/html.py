@@ -60,9 +60,14 @@ def collect(lines):
     order = columns.COLUMNS["workload"].holds
     lines = lines.sort_values("workload", key=lambda names: names.map(order.index), kind="stable")
     rows = lines.to_dict("records")
+    has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
+    kinds = lines["kind"].str.upper().where(has_both, "")
     text = lines[TEXTS].assign(
         work=list(name_works(rows)),
-        how=[", ".join(filter(None, [likeness.describe_how(row), row["setup"]])) for row in rows],
+        how=[
+            ", ".join(filter(None, [kind, likeness.describe_how(row), row["setup"]]))
+            for kind, row in zip(kinds, rows, strict=True)
+        ],
         note=["; ".join(filter(None, [row["compared"], row["note"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],

@@ -74,12 +74,16 @@ function barsOf({lines, chosen}) {
   return found.slice(0, MOST_BARS).sort((a, b) => b.value - a.value);
 }
 
-// Each line of two machines, next to the other one's of the same work: the one with equal settings, or the fastest.
+// Each line of two machines, next to the other one's of the same work: the one with equal settings, or the fastest;
+// if a machine has figures of its CPU and of its GPU, each next to its like.
 function pairUp(lines, machines) {
   const [a, b] = [0, 1].map((side) => lines.filter((line) => line.machine === machines[side] && isSound(line))
     .sort((x, y) => y.value - x.value));
-  const match = (line, others) => others.find((other) => other.work === line.work && other.how === line.how)
-    ?? others.find((other) => other.work === line.work);
+  const isMixed = [a, b].some((side) => new Set(side.map((line) => line.kind)).size > 1);
+  const match = (line, others) => {
+    const same = others.filter((other) => other.work === line.work && (!isMixed || other.kind === line.kind));
+    return same.find((other) => other.how === line.how) ?? same[0];
+  };
   const pairs = a.map((line) => ({a: line, b: match(line, b)}));
   pairs.push(...b.map((line) => ({a: match(line, a), b: line})));
   return pairs.filter((pair, i) => pairs.findIndex((other) => other.a === pair.a && other.b === pair.b) === i)

@@ -38,13 +38,14 @@ def draw_all(stored, folder, form="png"):
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.{form}"
         figure = picture(stored)
-        if figure and form == "svg":
-            paths += draw.save_panels(figure, path)
-        elif figure:
-            paths.append(draw.save(figure, path, bbox_inches="tight"))
-        else:
-            with explaining(path):
-                path.unlink(missing_ok=True)
+        drawn = []
+        if figure:
+            is_svg = form == "svg"
+            drawn = draw.save_panels(figure, path) if is_svg else [draw.save(figure, path, bbox_inches="tight")]
+        with explaining(path):
+            for old in {*folder.glob(f"{path.stem}.{form}"), *folder.glob(f"{path.stem}-[0-9]*.{form}")} - {*drawn}:
+                old.unlink()
+        paths += drawn
     return paths
 
 
@@ -187,7 +188,7 @@ def sustained(stored):
         first = run.iloc[0]
         burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
         share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
-        name = f"{name_device(first)}, {first['model']} {first['phase']}, {first['precision']}{share}"
+        name = f"{name_device(first)}, {columns.describe_work(first.to_dict() | {'scope': 'device'})}{share}"
         curves.append(Curve(name, run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)))
     return draw.lines(curves, panels, "The same work without a pause", "minutes", rows=len(panels))
 

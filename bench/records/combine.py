@@ -46,7 +46,8 @@ def combine_run(rows):
     quantities = defaultdict(list)
     found = []
     for row in rows:
-        key = (*(row.get(name) for name in WORK), row.get("elapsed_seconds"))
+        # A row that has just been measured has numbers where one of a file has their text.
+        key = tuple("" if row.get(name) is None else str(row[name]) for name in (*WORK, "elapsed_seconds"))
         quantities[key if row["process"] else len(quantities)].append(row)  # an earlier version's stands by itself
     for of_quantity in quantities.values():
         found.append(combine_quantity(of_quantity) if of_quantity[0]["process"] else forget_bottleneck(of_quantity[0]))
@@ -157,11 +158,18 @@ def is_main(row):
 
 
 def list_groups(rows):
-    """Return {group: [the rows of each of its rounds, the base first]} of rows in the order of their file."""
+    """Return {group: [the rows of each of its rounds, the base first]} of rows in the order of their file.
+
+    A round whose base failed compares nothing, and is left out.
+    """
     groups = defaultdict(lambda: defaultdict(list))
-    for row in filter(is_main, rows):
-        groups[row["group"]][row["process"]].append(row)
-    return {group: list(rounds.values()) for group, rounds in groups.items()}
+    for row in rows:
+        if row["group"] and row["process"] and row["scope"] == "device":
+            groups[row["group"]][row["process"]].append(row)
+    return {
+        group: [list(filter(is_main, of_round)) for of_round in rounds.values() if is_main(of_round[0])]
+        for group, rounds in groups.items()
+    }
 
 
 def compare_groups(groups):

@@ -17,7 +17,9 @@ from bench.settings import (
     SettingError,
     is_used,
     is_used_in,
+    parse_settings,
 )
+from bench.workloads.workload import MODELS
 
 
 def group_published(lines):
@@ -69,15 +71,16 @@ def settings_of(row, framework):
         raise SettingError("length not stated")
     if not row["precision"]:
         raise SettingError("precision not stated")
+    if row["precision"] not in (*PRECISIONS, *MIXED):
+        raise SettingError("another precision than can be measured")
     if row["scope"] != "device" and command != "image":
         raise SettingError("another scope than can be measured")
     texts = {"model": row["model"], "phase": row["phase"], "scope": row["scope"]}
     texts |= {name: row[name] for name in (*SIZES, *WEIGHTS)}
     known = FRAMEWORKS[framework]
-    if row["precision"] in (*PRECISIONS, *MIXED):
-        texts["precision"] = row["precision"]
-        if row["precision"] in known.lacks and row["phase"] == "inference":
-            texts["precision"] = row["precision"].removeprefix("mixed_")
+    texts["precision"] = row["precision"]
+    if row["precision"] in known.lacks and row["phase"] == "inference":
+        texts["precision"] = row["precision"].removeprefix("mixed_")
     if row["compile"] not in ("", "0"):
         texts["compile"] = row["compile"] if framework == "torch" else "1"
     if row["memory_format"] in known.memory_formats:
@@ -90,7 +93,10 @@ def name_command(row):
     """Return the line to type that measures the work of a published row; "" if there is none."""
     try:
         command, environ = settings_of(row, "torch")
+        parse_settings(command, environ)
     except SettingError:
+        return ""
+    if command in ("transformer", "llm", "diffusion") and row["model"] not in MODELS:
         return ""
     return " ".join([*(f"{name}={text}" for name, text in sorted(environ.items())), "make", command])
 
@@ -143,5 +149,5 @@ def describe_matches(own, published, left_out=()):
         lines.append("no equal work: nothing can be compared")
     if left_out:
         counts = ", ".join(f"{count} {reason}" for reason, count in Counter(left_out).most_common())
-        lines.append(report.wrap(f"left out of {len(left_out) + len(every)}: {counts}", "  "))
+        lines.append(report.wrap(f"left out of {len(one_of_each_work(published))}: {counts}", "  "))
     return lines

@@ -149,7 +149,7 @@ BUGS = {
     "accept_unsteady_large_items": Bug(PROOF, "    if is_large:\n        order", "    if False:\n        order", TIMED),
     "accept_training_as_in_inference": Bug(PROOF, "if mark == marks[name]]", "if False]", TIMING),
     "accept_layers_without_a_gradient": Bug(
-        PROOF, "    missing = model.parts_without_gradient()\n", "    missing = set()\n", TIMED
+        PROOF, "missing := model.parts_without_gradient()", "missing := set()", TIMED
     ),
     "accept_any_norm_of_a_gradient": Bug(PROOF, "require(abs(ratio - 1) <= limit", "require(True", CHECKS),
     "refuse_gradients_that_are_nothing_but_rounding": Bug(

@@ -51,6 +51,11 @@ def test_each_figure_is_next_to_figures_of_the_same_work():
     assert count
 
 
+def test_one_row_of_a_gpu_does_not_hide_the_card_of_the_cpu(folder):
+    write(folder, [*standard_set(), GPU | rate(900) | {"machine": "a", "batch_size": 64}])
+    assert {bar["kind"] for bars in make(folder).blocks.values() for bar in bars if not bar["published"]} == {"cpu"}
+
+
 def test_a_large_batch_is_not_next_to_a_small_one(folder):
     write(folder, standard_set(**GPU | {"machine": "a"}))
     training = OTHERS | {"phase": "training", "precision": "mixed_float16", "memory_format": "channels_first"}

@@ -128,6 +128,15 @@ def test_two_machines_are_side_by_side_in_the_same_work_with_equal_settings_firs
     assert all(pair["a"]["work"] == pair["b"]["work"] for pair in pairs[:3])
 
 
+def test_a_cpu_and_a_gpu_of_one_machine_are_each_next_to_their_like(folder):
+    for name, factor in (("a", 1), ("b", 2)):
+        write(folder, [rate(factor * 10), rate(factor * 90) | GPU | {"machine": name}], name)
+    lines = read(folder)
+    pairs = run_script(lines, 'pairUp(readLines(data), ["a", "b"])')
+    assert {tuple(pair[side]["value"] for side in "ab") for pair in pairs} == {(10, 20), (90, 180)}
+    assert sorted(pair["a"]["how"].split(",")[0] for pair in pairs) == ["CPU", "GPU"]
+
+
 def draw_rows(count):
     """Return random rows whose cells are those that rows of the standard set and published ones have."""
     draw = random.Random(75)

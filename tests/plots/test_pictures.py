@@ -213,7 +213,19 @@ def test_svg_has_a_file_for_each_panel_and_leaves_the_pages(folder):
     assert all(path.read_text().startswith("<?xml") for path in paths)
     assert not (folder / "index.html").exists()
     content = [path.read_bytes() for path in paths]
+    (folder / "plots" / "standard_set_cpu-9.svg").write_text("from an earlier run")
     assert [path.read_bytes() for path in plot_results.plot(folder, lambda line: None, "svg")] == content
+    assert {path.name for path in (folder / "plots").iterdir()} == {
+        path.name for path in paths if path.parent.name == "plots"
+    }
+
+
+def test_a_page_that_make_plot_has_not_written_stays(folder):
+    write(folder, [rate(10), rate(9) | CITED])
+    (folder / "README.md").write_text("# My project\n")
+    with pytest.raises(SettingError, match=r"README\.md"):
+        plot_results.plot(folder, lambda line: None)
+    assert (folder / "README.md").read_text() == "# My project\n"
 
 
 def test_pages_that_cannot_be_written_are_one_line_with_the_fix(folder):

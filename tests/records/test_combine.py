@@ -105,6 +105,13 @@ def test_stored_rows_give_the_same_result(tmp_path):
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 
+def test_rows_of_a_file_and_rows_that_were_just_measured_are_one_result(tmp_path):
+    first, second = processes_of(row(10.0), row(12.0))
+    path = stored.write(tmp_path, [first])
+    (found,) = combine([*map(convert, results.read(path, pytest.fail)), second])
+    assert found["process_rates"] == "10 12"
+
+
 # Comparisons
 
 

@@ -4,7 +4,7 @@ import pytest
 
 import compare_results
 from bench import processes
-from bench.plots import table
+from bench.plots import frames, table
 from bench.records.columns import COLUMNS
 from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
 
@@ -62,6 +62,34 @@ def test_runs_of_one_group_are_compared_by_their_pairs(tmp_path, capsys):
         write(tmp_path, [rate(factor * s) | cells | {"process": i} for i, s in enumerate(speeds, 1)], name)
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
     assert " 4.000  4.000 to 4.000    faster " in capsys.readouterr().out
+
+
+def test_fewer_than_five_pairs_of_a_group_get_no_verdict(tmp_path, capsys):
+    for name, factor in (("a", 1), ("b", 4)):
+        rows = [rate(factor * 100) | {"group": "g", "run_id": name, "process": i} for i in (1, 2, 3)]
+        write(tmp_path, [row | (GPU if name == "b" else {}) for row in rows], name)
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    assert " cannot tell " in capsys.readouterr().out
+
+
+def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(frames, "PUBLISHED", tmp_path)
+    write(tmp_path, [rate(50) | GPU | {"device_name": "Other", "machine": "other", "source": "https://x"}], "published")
+    write(tmp_path, [FIVE | GPU | rate(100), FIVE | rate(9)], "a")  # the CPU's is the newer one
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "Other"})
+    assert "100 here, 50 there" in capsys.readouterr().out
+
+
+def test_work_of_another_framework_is_compared_on_the_same_kind_of_device(tmp_path, capsys):
+    write(tmp_path, [FIVE | GPU | rate(100), FIVE | rate(9)], "a")
+    write(tmp_path, [FIVE | GPU | rate(50) | {"framework": "mlx"}], "b")
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    assert " 0.500 " in capsys.readouterr().out
+
+
+def test_a_machine_is_found_by_the_name_that_was_given_to_it(tmp_path):
+    write(tmp_path, [{}], "buro")
+    assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "Büro", "B": "buro"}) == 0
 
 
 @pytest.mark.parametrize(("setup", "verdict"), [("2", "slower"), ("1", "other setup")])

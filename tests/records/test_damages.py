@@ -58,5 +58,6 @@ def test_each_damage_is_shown_or_told(repository, monkeypatch):  # noqa: F811
         assert problems == submit_results.check_results(here)[1] != []
         assert all(line.isprintable() for line in said + problems)
     monkeypatch.setattr(draw, "save", lambda figure, path, **options: path)
-    (repository.folder / "published.csv").unlink()
+    for name in ("published.csv", "README.md", "index.html"):
+        (repository.folder / name).unlink()
     assert plot_results.plot(repository.folder, said.append)
