@@ -8,7 +8,7 @@
 Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
 does not show how much processes differ; nor has one of the same machine with another setup. The verdict is "cannot
 tell" if the intervals overlap, or if other programs or swapping disturbed a result. Runs that were compared with each
-other when they were measured, as with USE_GPU=0,1, are compared by their pairs.
+other when they were measured, as with USE_GPU=0,1, are compared by their pairs, of which a verdict needs five.
 """
 
 import math
@@ -112,7 +112,7 @@ def is_same_setup(a, b):
 
 
 def compare(a, b, rows):
-    """Compare two lines of the same work: {a, b, processes, ratio, verdict, notes, is_extra}.
+    """Compare two lines of the same work: {a, b, processes, is_paired, ratio, verdict, notes, is_extra}.
 
     Args:
         rows: {"A": rows of its file, "B": rows of its file}, for runs that were compared when they were measured.
@@ -122,10 +122,12 @@ def compare(a, b, rows):
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
     ratio = ratio if few > 1 else Rate(ratio.throughput)
     verdict = verdict_of(ratio) if few > 1 else ""
+    is_paired = False
     if a["group"] and a["group"] == b["group"]:
         runs = ([row for row in rows[side] if row["run_id"] == line["run_id"]] for side, line in (("B", b), ("A", a)))
         if comparison := compare_runs(*runs):
             few = many = comparison.pairs
+            is_paired = True
             ratio = comparison.ratio
             verdict = verdict_of(ratio) if few >= ENOUGH_PAIRS else "cannot tell" if few > 1 else ""
     if is_same_machine(a, b) and not is_same_setup(a, b):
@@ -139,6 +141,7 @@ def compare(a, b, rows):
         "a": a,
         "b": b,
         "processes": (few, many),
+        "is_paired": is_paired,
         "ratio": ratio,
         "verdict": verdict,
         "notes": notes,
@@ -191,7 +194,7 @@ def describe_medians(lines):
 def list_remarks(a, b, lines):
     """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
     remarks = []
-    few = [line["processes"] for line in lines if 1 < line["processes"][0] < ENOUGH_PAIRS]
+    few = [line["processes"] for line in lines if 1 < line["processes"][0] < ENOUGH_PAIRS and not line["is_paired"]]
     if few:
         # If both are equally fast, all rates of one are above all of the other one in 2 of these orders.
         chance = max(2 / math.comb(sum(counts), counts[0]) for counts in few)

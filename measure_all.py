@@ -41,7 +41,7 @@ FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster
 UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
 # Columns that agree in all processes of a run of the set.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
-AGREEING += ("num_threads", "seed")
+AGREEING += ("cpu_id", "num_threads", "seed")
 
 
 def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):

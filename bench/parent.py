@@ -27,7 +27,18 @@ from bench.records import report, results
 from bench.records.columns import COLUMNS
 from bench.records.combine import combine, compare_runs, convert
 from bench.records.rows import complete_row
-from bench.settings import COMPARED, FRAMEWORKS, PARTS, ROOT, WORKLOADS, Run, SettingError, new_id, read_runs
+from bench.settings import (
+    COMPARED,
+    FRAMEWORKS,
+    PARTS,
+    ROOT,
+    WORKLOADS,
+    Run,
+    SettingError,
+    new_id,
+    parse_settings,
+    read_runs,
+)
 
 log = logging.getLogger("bench")
 
@@ -131,7 +142,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     lines = []
-    if command not in WORKLOADS or not FRAMEWORKS[read_runs(command)[0].settings.framework].runs_on_many:
+    if command not in WORKLOADS or not FRAMEWORKS[parse_settings(command, os.environ).framework].runs_on_many:
         ranks.refuse_ranks(f"make {command}")
     # NUM_DEVICES lets read_runs() refuse settings that need a single device.
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})

@@ -16,7 +16,7 @@ CHANGES = 3  # that are interleaved with the fastest so far
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
 HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
-SEARCH_END = 0.7  # share of the time after which no change is begun
+SEARCH_END = 0.7  # share of the time after which no change is begun, but the first ones
 
 
 @dataclass

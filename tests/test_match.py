@@ -63,6 +63,7 @@ def test_the_settings_are_those_of_the_source(published, figure, line):
     ("cells", "reason"),
     [
         ({"precision": ""}, "precision not stated"),
+        ({"precision": "mxfp4"}, "another precision"),
         ({"scope": "end_to_end", "workload": "transformer"}, "another scope"),
     ],
 )
@@ -71,6 +72,21 @@ def test_a_row_that_does_not_state_its_work_has_no_settings(published, cells, re
     with pytest.raises(SettingError, match=reason):
         match.settings_of(row | cells, "torch")
     assert match.name_command(row | cells) == ""
+
+
+@pytest.mark.parametrize("cells", [{"model": "a-new-model"}, {"weight_bits": "5"}])
+def test_what_cannot_be_typed_here_has_no_command(published, cells):
+    row = next(row for row in published["NVIDIA RTX 3090"] if row["throughput"] == 47.4)
+    assert match.name_command(row).endswith("make llm")
+    assert match.name_command(row | cells) == ""
+
+
+def test_the_best_matmul_is_that_of_this_chip(tmp_path):
+    write(tmp_path, [PEAK | {"tflops": 2}, PEAK | {"tflops": 90, "cpu_id": "another"}])
+    stored = frames.load(tmp_path, pytest.fail)
+    places = stored.lines.loc[~stored.lines["published"]].to_dict("records")
+    assert sorted(match_results.find_peak(stored, place) for place in places) == [2, 90]
+    assert match_results.find_peak(stored, places[0] | {"cpu_id": "unknown"}) == 0
 
 
 def test_what_is_planned_is_the_work_that_was_published(published):

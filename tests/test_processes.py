@@ -90,6 +90,7 @@ except KeyboardInterrupt:
         time.sleep(100)
 print('{"half', file=open(task["path"], "a"), end="")
 print("printed\\nhalf", end="")
+sys.exit(task.get("status", 0))
 """
 
 
@@ -173,6 +174,12 @@ def test_a_child_at_its_limit_does_not_slow_down_what_works_after_it(make_child)
     assert not child.turn()
     assert child.process.wait(timeout=100) == -signal.SIGKILL
     child.close()
+
+
+def test_a_child_that_another_program_ends_has_died(make_child):
+    child = make_child("works", turns=0, status=processes.INTERRUPTED)
+    processes.work_interleaved([child])
+    assert child.exit_status == -signal.SIGTERM
 
 
 def press_ctrl_c(*conditions):

@@ -79,10 +79,11 @@ function barsOf({lines, chosen}) {
 function pairUp(lines, machines) {
   const [a, b] = [0, 1].map((side) => lines.filter((line) => line.machine === machines[side] && isSound(line))
     .sort((x, y) => y.value - x.value));
+  const settings = (line) => line.how.replace(/^[CG]PU, /, "");  // a machine may have figures of both
   const isMixed = [a, b].some((side) => new Set(side.map((line) => line.kind)).size > 1);
   const match = (line, others) => {
     const same = others.filter((other) => other.work === line.work && (!isMixed || other.kind === line.kind));
-    return same.find((other) => other.how === line.how) ?? same[0];
+    return same.find((other) => settings(other) === settings(line)) ?? same[0];
   };
   const pairs = a.map((line) => ({a: line, b: match(line, b)}));
   pairs.push(...b.map((line) => ({a: match(line, a), b: line})));

@@ -3,6 +3,7 @@
 Bars of our own measurements are filled, published ones are hollow.
 """
 
+import re
 from itertools import pairwise
 
 import pandas as pd
@@ -39,11 +40,12 @@ def draw_all(stored, folder, form="png"):
         path = folder / f"{picture.__name__}.{form}"
         figure = picture(stored)
         drawn = []
+        own = re.compile(rf"{path.stem}-\d+\.svg" if form == "svg" else rf"{path.stem}\.png")
         if figure:
             is_svg = form == "svg"
             drawn = draw.save_panels(figure, path) if is_svg else [draw.save(figure, path, bbox_inches="tight")]
         with explaining(path):
-            for old in {*folder.glob(f"{path.stem}.{form}"), *folder.glob(f"{path.stem}-[0-9]*.{form}")} - {*drawn}:
+            for old in {each for each in folder.glob(f"{path.stem}*") if own.fullmatch(each.name)} - {*drawn}:
                 old.unlink()
         paths += drawn
     return paths

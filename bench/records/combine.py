@@ -201,8 +201,10 @@ def find_steps(rows, groups):
     paths = defaultdict(dict)
     for group, rounds in groups.items():
         if group.startswith(SEARCH):
-            names = [row["run_id"] for of_round in rounds for row in of_round[: 2 if group.endswith(FINAL) else 1]]
-            paths[group.removesuffix(FINAL)] |= dict.fromkeys(names)
+            path = paths[group.removesuffix(FINAL)]
+            for of_round in rounds:
+                if len(of_round) > 1 or not path:  # of one that was interrupted, only a change may be left
+                    path |= dict.fromkeys(row["run_id"] for row in of_round[: 2 if group.endswith(FINAL) else 1])
     for row in rows:
         if row["group"] not in ("", "interleaved") and not row["process"]:  # an earlier version stored the path
             paths[row["group"]] |= {row["run_id"]: None}

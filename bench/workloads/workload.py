@@ -77,6 +77,7 @@ MODELS = {
     "qwen3-4b": "Qwen3 4B",
     "llama-3.1-8b": "Llama 3.1 8B",
     "qwen3-30b-a3b": "Qwen3-30B-A3B",
+    "ddpm-cifar10": "DDPM",
     "sd-1.5": "Stable Diffusion 1.5",
     "sdxl": "SDXL",
     "flux.2-klein-4b": "FLUX.2 klein 4B",

@@ -135,6 +135,10 @@ def test_a_cpu_and_a_gpu_of_one_machine_are_each_next_to_their_like(folder):
     pairs = run_script(lines, 'pairUp(readLines(data), ["a", "b"])')
     assert {tuple(pair[side]["value"] for side in "ab") for pair in pairs} == {(10, 20), (90, 180)}
     assert sorted(pair["a"]["how"].split(",")[0] for pair in pairs) == ["CPU", "GPU"]
+    equal, other = GPU | {"machine": "c"}, GPU | {"machine": "c", "framework": "jax"}
+    write(folder, [rate(270) | equal, rate(999) | other], "c")
+    pairs = run_script(read(folder), 'pairUp(readLines(data), ["a", "c"])')
+    assert (90, 270) in {tuple((pair.get(side) or {}).get("value") for side in "ab") for pair in pairs}
 
 
 def draw_rows(count):

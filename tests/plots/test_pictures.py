@@ -214,18 +214,20 @@ def test_svg_has_a_file_for_each_panel_and_leaves_the_pages(folder):
     assert not (folder / "index.html").exists()
     content = [path.read_bytes() for path in paths]
     (folder / "plots" / "standard_set_cpu-9.svg").write_text("from an earlier run")
+    (folder / "plots" / "tflops-mine.svg").write_text("another's")
     assert [path.read_bytes() for path in plot_results.plot(folder, lambda line: None, "svg")] == content
-    assert {path.name for path in (folder / "plots").iterdir()} == {
-        path.name for path in paths if path.parent.name == "plots"
-    }
+    of_plots = {path.name for path in paths if path.parent.name == "plots"}
+    assert {path.name for path in (folder / "plots").iterdir()} == of_plots | {"tflops-mine.svg"}
 
 
-def test_a_page_that_make_plot_has_not_written_stays(folder):
+@pytest.mark.parametrize("name", ["README.md", "index.html"])
+def test_a_page_that_make_plot_has_not_written_stays(folder, name):
     write(folder, [rate(10), rate(9) | CITED])
-    (folder / "README.md").write_text("# My project\n")
-    with pytest.raises(SettingError, match=r"README\.md"):
+    (folder / name).write_text("# My project\n")
+    with pytest.raises(SettingError, match=name):
         plot_results.plot(folder, lambda line: None)
-    assert (folder / "README.md").read_text() == "# My project\n"
+    assert (folder / name).read_text() == "# My project\n"
+    assert not (folder / "plots").exists()
 
 
 def test_pages_that_cannot_be_written_are_one_line_with_the_fix(folder):

@@ -105,6 +105,17 @@ def test_stored_rows_give_the_same_result(tmp_path):
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 
+def test_a_round_whose_base_has_no_result_compares_nothing_and_is_no_step():
+    def of(run, process, **cells):
+        return row(10.0) | {"group": "best-1", "run_id": run, "process": process} | cells
+
+    rows = [of("base", 1), of("change", 1), of("base", 2, status="crashed", throughput=None), of("change", 2)]
+    groups = list_groups(rows)
+    assert compare_groups(groups)["change"][2].pairs == 1
+    assert find_steps(rows, groups) == {"base": 0}
+    assert find_steps([*rows, of("change", 3)], list_groups([*rows, of("change", 3)])) == {"base": 0}
+
+
 def test_rows_of_a_file_and_rows_that_were_just_measured_are_one_result(tmp_path):
     first, second = processes_of(row(10.0), row(12.0))
     path = stored.write(tmp_path, [first])
