@@ -74,7 +74,7 @@ class Search:
         def choose(rows_of):
             pairs = {change: compare([rows_of], change, base) for change in changes}
             faster = [change for change, pair in pairs.items() if pair and pair.ratio.throughput > 1]
-            return [base, *faster] if faster and self.used() < 1 else []
+            return [base, *faster] if faster and (rounds is self.final or self.used() < 1) else []
 
         begun = len(self.rounds) + len(self.final)
         numbers = range(begun + 1, begun + 1 + count)

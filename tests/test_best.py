@@ -141,7 +141,7 @@ def test_ctrl_c_in_the_first_process_leaves_no_answer(search):
 def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.1")  # six processes
     status, out, rows, asked = search()
-    assert (status, len(rows) == len(asked), len(asked) <= 2 * 4 + 2) == (0, True, True)
+    assert (status, len(rows) == len(asked), len(asked) <= 2 * 4 + 2 * 5) == (0, True, True)
     assert re.search("not tried: .*channels_last", out)
 
 

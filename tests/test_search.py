@@ -147,6 +147,7 @@ def test_no_change_begins_after_most_of_the_time():
     machine = FakeMachine(product_of({"bfloat16": 2}), noise=0, minutes=4)  # a process takes 17 seconds
     search = machine.search(ALL, doubles=True)
     assert len(machine.asked) == 3
+    assert len(search.final) == 5  # the answer is compared five times, however late it is
     assert search.answer()[-1][0] == "bfloat16"
     assert search.list_changes()
 
