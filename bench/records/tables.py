@@ -34,7 +34,8 @@ def read_rows(paths, warn):
             warn(f"left out: {error}")
     frame = to_frame(rows)
     of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
-    return frame.assign(shown=frame["device_name"].where(frame["published"] | (of_machines == 1), frame["machine"]))
+    names = frame["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
+    return frame.assign(shown=names.where(frame["published"] | (of_machines == 1), frame["machine"]))
 
 
 def to_frame(rows):

@@ -84,6 +84,12 @@ def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
     assert found[["value", "published"]].to_numpy().tolist() == [[5, False], [826, True], [1218, True]]
 
 
+def test_a_chip_has_one_name_in_own_and_published_figures(write):
+    own = write({"device": "cuda", "device_name": "NVIDIA GeForce RTX 4090"})
+    cited = write({"device": "cuda", "device_name": "NVIDIA RTX 4090", "source": "https://x"}, machine="published")
+    assert set(summary(own, cited)["shown"]) == {"NVIDIA RTX 4090"}
+
+
 def test_shares_are_of_own_results_over_own_peaks(write):
     cited = {"source": "https://x"}
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
