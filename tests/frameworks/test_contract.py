@@ -137,7 +137,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     """The device is wrong, and not the CPU that it is compared with."""
-    environ = {"MODEL": "mlp-16-16", "PRECISION": "bfloat16"}
+    environ = {"MODEL": "mlp-64-64", "PRECISION": "bfloat16"}
     assert_measured(open_session(**environ), 8)
     (needs_cpu, part, wrong), right, calls = WRONG[name], FRAMEWORK.Model.evaluate, itertools.count()
 
