@@ -182,14 +182,16 @@ def describe_answer(search: Search, rows):
     lines = [f"{describe_work(rows[default])}, {row['framework']} {row['framework_version']} on {row['device_name']}"]
     gain = describe_gain(search.final, fastest, default)
     words = describe(search.values, fastest)
-    headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
-    if not compare(search.final, fastest, default):
-        headline = f"the fastest so far, without the last comparison: {words}"
-    if answer == default:
+    if fastest == default:
         headline = "the default is the fastest"
-        headline += (
-            f"; {words} was faster in the search, but not in the last comparison: {gain}" if fastest != default else ""
+    elif answer == default:
+        headline = (
+            f"the default is the fastest; {words} was faster in the search, but not in the last comparison: {gain}"
         )
+    elif compare(search.final, fastest, default):
+        headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
+    else:
+        headline = f"the fastest so far, without the last comparison: {words}"
     lines += [headline, f"  the default: {format_number(rows[default]['throughput'])} {row['unit']}"]
     for before, step in pairwise(rows):
         rate = f"{format_number(rows[step]['throughput'])} {row['unit']}"

@@ -295,7 +295,7 @@ def main():
     say("\nall results of this machine: earlier ones count where new ones were disturbed, or are of one process")
     say(table.describe_set(settings.results_dir, say, [blank[name] for name in table.SIDE]))
     path = results.path_of(settings.results_dir, blank)
-    say(f"the rows are in {results.display_path(path)}: `make plot` draws it, `make submit` prints how to send it")
+    say(f"the rows are in {results.display_path(path)}: `make plot` draws them, `make submit` prints how to send them")
     if device.type == "mps" and settings.framework != "mlx":
         say("`FRAMEWORK=mlx make all` measures the language models in MLX")
     return 0 if has_result else 1
