@@ -47,7 +47,7 @@ def count_denoiser(name):
     """Return (parameters, FLOPs of inference, of training) of a model of denoisers.json, for an image of its size."""
     workload = diffusion_workload(read_settings("diffusion", {"MODEL": name, "PRECISION": "float32"}))
     model = Denoiser(workload)
-    inputs = [torch.from_numpy(each).to("meta") for each in workload.inputs_of(workload.make_batches(1, 0)[0])]
+    inputs = [torch.from_numpy(each).to("meta") for each in workload.inputs_of(next(iter(workload.make_batches(1, 0))))]
     return (sum(weight.numel() for weight in model.parameters()), *count_passes(model, *inputs))
 
 

@@ -410,7 +410,7 @@ def evaluate_initial_weights(session):
         MeasurementError: infinities or NaN, zeros, or two items with one output.
     """
     workload = session.workload
-    pair = (workload.make_checked or workload.make_batches)(2, session.context.seed)[0]
+    pair = next(iter((workload.make_checked or workload.make_batches)(2, session.context.seed)))
     session.model.damp(DAMPING)
     parts = session.model.evaluate(session.context.put(*pair), [0, 1], is_compiled=False)
     session.model.damp(1 / DAMPING)
@@ -605,9 +605,10 @@ def draw_batches(session):
     The second one is the first one with its halves exchanged; a single item is followed by another one.
     """
     workload, seed = session.workload, (session.context.seed, PROOF_SEED)
-    first, second, *_ = workload.make_batches(session.batch_size, seed)
+    batches = iter(workload.make_batches(session.batch_size, seed))
+    first = next(batches)
     half = session.batch_size // 2
-    return first, tuple(np.roll(each, half, 0) for each in first) if half else second
+    return first, tuple(np.roll(each, half, 0) for each in first) if half else next(batches)
 
 
 def refuse_unequal_places(session, first, second):

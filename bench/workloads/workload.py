@@ -34,8 +34,8 @@ class Workload:
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves
-    # (batch size, seed) -> list of batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
-    # Without a loss they have no target. An operator's batches are its operands, which are made one after the other.
+    # (batch size, seed) -> batches: tuples of NumPy arrays, the model's inputs first, the loss's target last.
+    # Without a loss they have no target. An operator's batches are its operands. Large ones are made one by one.
     make_batches: Callable[[int, int], Iterable[tuple]]
     make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
