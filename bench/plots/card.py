@@ -114,10 +114,13 @@ def choose_published(published, shown, kind):
 
 
 def list_bars(rows, others):
-    """List the rows of a line, each followed by the published ones of its work with `ratio`, ours to theirs."""
+    """List the rows of a line, each followed by the published ones of its work: those with `ratio`, ours to theirs."""
     bars = []
     for row in rows:
-        bars += [row, *(other | {"ratio": row["value"] / other["value"]} for other in others[work_of(row)])]
+        bars.append(row)
+        for other in others[work_of(row)]:
+            how = describe_how(other | {"framework": other["framework"].replace(row["framework"], "")})
+            bars.append(other | {"ratio": row["value"] / other["value"], "how": how})
     return bars
 
 
@@ -157,11 +160,11 @@ def count_sizes(rows, peak):
 
 
 def describe_clock(row):
-    """Describe the clock at which a row was measured, and the highest one: "at 1,575 of 1,980 MHz"."""
+    """Describe the clock at which a row was measured, and the highest one: "1,575 of 1,980 MHz"."""
     if not row["clock_mhz"] > 0:
         return ""
     highest = f" of {row['highest_clock_mhz']:,.0f}" if row["highest_clock_mhz"] > 0 else ""
-    return f"at {row['clock_mhz']:,.0f}{highest} MHz"
+    return f"{row['clock_mhz']:,.0f}{highest} MHz"
 
 
 def describe_limits(wholes, lines):
@@ -244,7 +247,7 @@ def list_doubts(by_line, rows):
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        return row["device_name"], f"{row['ratio']:.2g}x: {describe_how(row)}", ""
+        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", row["how"]])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     bound = ", launch-bound" if "launch_bound" in row["flags"] else ""

@@ -85,7 +85,8 @@ def draw_works(stored, kind):
 def group_works(lines, kind):
     """List the rows of each work that two machines or sources have.
 
-    Of the rows of one work the highest of each machine and framework counts; of a peak that of each chip.
+    Of the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and
+    the published one.
 
     Returns:
         (the works of models: those with own rows first, then the fullest; the peaks in the order of PEAKS, and the
@@ -101,7 +102,7 @@ def group_works(lines, kind):
     for row in lines.sort_values("value", ascending=False, kind="stable").to_dict("records"):
         is_best = is_peak(row) and row["precision"] in PEAKS
         if row["workload"] in WORKLOADS or is_best or row["model"] == "copy":
-            of = (row["published"], row["machine"], row["framework"]) if row["phase"] else (row["shown"],)
+            of = (row["published"], *((row["machine"], row["framework"]) if row["phase"] else (row["shown"],)))
             works.setdefault(work_of(row), {}).setdefault(of, row)
     found = [list(rows.values()) for rows in works.values()]
     found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
@@ -115,8 +116,8 @@ def group_works(lines, kind):
 
 
 def choose_bars(rows):
-    """Choose at most MAX_BARS rows, the highest first: own ones are kept, but not those of a peak."""
-    first = sorted(rows, key=lambda row: (row["published"] and bool(row["phase"]), -row["value"]))[:MAX_BARS]
+    """Choose at most MAX_BARS rows, the highest first, and own ones before those that were published elsewhere."""
+    first = sorted(rows, key=lambda row: (row["published"], -row["value"]))[:MAX_BARS]
     return sorted(first, key=lambda row: -row["value"])
 
 

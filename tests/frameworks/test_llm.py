@@ -1,5 +1,6 @@
 """Language models, two layers deep, in each framework that has them: what a step computes, and what is refused."""
 
+import functools
 import importlib
 from dataclasses import replace
 
@@ -157,13 +158,13 @@ def spoil_experts(monkeypatch, change):
     """Let the kernel use other experts and multiply their outputs: change(chosen) -> (others, factors) in NumPy."""
     if TESTED == "torch":
         kernels = transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS
-        right = kernels["grouped_mm"]
 
-        def multiply(self, x, chosen, weights):
+        def multiply(right, self, x, chosen, weights):
             others, factors = (torch.from_numpy(each).to(x.device) for each in change(chosen.cpu().numpy()))
             return right(self, x, others, weights * factors)
 
-        monkeypatch.setitem(kernels, "grouped_mm", multiply)
+        for name in ("grouped_mm", "batched_mm"):  # the latter for a single token on a GPU
+            monkeypatch.setitem(kernels, name, functools.partial(multiply, kernels[name]))
     else:
         right = mx.gather_mm
 

@@ -56,7 +56,7 @@ def values_in(figure):
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
-        # A peak has one bar for each chip, and own ones are not before others.
+        # A peak has one bar of ours for each chip, and one that was published.
         (
             pictures.standard_set_gpu,
             [
@@ -64,7 +64,7 @@ def values_in(figure):
                 PEAK | GPU | {"tflops": "790", "device_name": "x"} | CITED,
                 PEAK | CITED | GPU | {"tflops": 9},
             ],
-            [700, 790],
+            [9, 700, 790],
         ),
     ],
 )
