@@ -25,18 +25,7 @@ from bench.records import report, results
 from bench.records.columns import FINAL, SEARCH, describe_change, describe_work, format_number
 from bench.records.combine import combine
 from bench.search import Search, compare
-from bench.settings import (
-    KNOWN_NAMES,
-    MAKE_VARIABLES,
-    PARTS,
-    SYNONYMS,
-    WORKLOADS,
-    Run,
-    SettingError,
-    is_used,
-    new_id,
-    read_runs,
-)
+from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, new_id, read_runs
 
 log = logging.getLogger("bench")
 
@@ -56,7 +45,7 @@ NOT_IN_TRAINING = ("bfloat16", "float16")
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
-NOT_REPEATED = (*MAKE_VARIABLES, *SYNONYMS, "WORKLOAD", "MAX_MINUTES", "MAX_SECONDS", "RESULTS_DIR")
+NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
 
 def read_search(environ):
@@ -91,6 +80,7 @@ def list_values(run: Run, runs, device):
     """
     settings = run.settings.on(device.type, device.emulates_bfloat16)
     left_out = NOT_IN_TRAINING if settings.phase == "training" else ()
+    left_out += ("bfloat16", "mixed_bfloat16") if device.emulates_bfloat16 else ()
     values = {}
     for name in filter(run.environ.__contains__, LISTS):
         values[name] = list(dict.fromkeys(str(other.settings.cell(name.lower())) for other in runs))
@@ -216,8 +206,8 @@ def finish(search, find_run):
         return
     print("\n".join(describe_answer(search, rows)))
     run = find_run(search.answer()[-1])
-    names = [name for name in KNOWN_NAMES if name in run.environ and name not in NOT_REPEATED]
-    words = [f"{name}={shlex.quote(run.environ[name])}" for name in names]
+    names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
+    words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
     path = results.path_of(run.settings.results_dir, rows[search.path[0]])

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.plots import frames, table
-from bench.records import columns, match, report, results, tables
+from bench.records import columns, match, peaks, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import compare_runs, convert
 from bench.records.likeness import work_of
@@ -29,7 +29,6 @@ from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings, slug
 
 MOST_NAMED = 5  # rows, or differences, in a remark
-OF_A_MACHINE = ("machine", "device_name", "cpu_id")
 OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
 ORDER = columns.COLUMNS["workload"].holds  # of the workloads in a table
 LAYOUT = "  {:>7}  {:<16}  {:<15}  {:>8}  {:>8}  {}"
@@ -69,16 +68,6 @@ def find_published(environ, folder):
     return published[match.choose_name(typed, published)] if found else []
 
 
-def key_of(line, names):
-    """Return the cells of these names, which have to be equal in two lines.
-
-    A peak is the best of its machine, at any size and by any operator.
-    """
-    if line["model"] == "matmul-peak":
-        names = [name for name in names if name not in OF_THE_BEST]
-    return tuple(line[name] for name in names)
-
-
 def pair_lines(a, b, names):
     """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each.
 
@@ -101,9 +90,11 @@ def pair_lines(a, b, names):
 
 
 def group_by_work(lines, names):
+    """Group lines by the cells of these names. A peak is the best of its machine, at any size and by any operator."""
     works = {}
     for line in lines:
-        works.setdefault(key_of(line, names), []).append(line)
+        left_out = OF_THE_BEST if line["model"] == "matmul-peak" else ()
+        works.setdefault(tuple(line[name] for name in names if name not in left_out), []).append(line)
     return works
 
 
@@ -111,11 +102,11 @@ def is_same_setup(a, b):
     return all(a[name] == b[name] for name in columns.SETUP)
 
 
-def compare(a, b, rows):
+def compare(a, b, rows_a, rows_b):
     """Compare two lines of the same work: {a, b, processes, is_paired, ratio, verdict, notes, is_extra}.
 
     Args:
-        rows: {"A": rows of its file, "B": rows of its file}, for runs that were compared when they were measured.
+        rows_a, rows_b: those of each file, for runs that were compared when they were measured.
     """
     few, many = sorted(line["processes"] for line in (a, b))
     # The value of an operator is TFLOP/s.
@@ -124,13 +115,13 @@ def compare(a, b, rows):
     verdict = verdict_of(ratio) if few > 1 else ""
     is_paired = False
     if a["group"] and a["group"] == b["group"]:
-        runs = ([row for row in rows[side] if row["run_id"] == line["run_id"]] for side, line in (("B", b), ("A", a)))
+        runs = ([row for row in rows if row["run_id"] == line["run_id"]] for rows, line in ((rows_b, b), (rows_a, a)))
         if comparison := compare_runs(*runs):
             few = many = comparison.pairs
             is_paired = True
             ratio = comparison.ratio
             verdict = verdict_of(ratio) if few >= ENOUGH_PAIRS else "cannot tell" if few > 1 else ""
-    if is_same_machine(a, b) and not is_same_setup(a, b):
+    if peaks.chip_of(a) == peaks.chip_of(b) and not is_same_setup(a, b):
         verdict = "other setup"
     if a["framework"] != b["framework"]:
         verdict = "other framework"
@@ -148,10 +139,6 @@ def compare(a, b, rows):
         # What only the first process of a run measures: a pipeline
         "is_extra": few == 1 and b["scope"] in ("input", "end_to_end"),
     }
-
-
-def is_same_machine(a, b):
-    return all(a[name] == b[name] for name in OF_A_MACHINE)
 
 
 def describe_pair(line, *others):
@@ -203,7 +190,7 @@ def list_remarks(a, b, lines):
     if ones := sum(not line["verdict"] for line in lines):
         why = "no verdict, because processes differ: measure with RUNS=5"
         remarks.append(f"one process ({ones} of {len(lines)}): {why}")
-    if same := sum(is_same_machine(line["a"], line["b"]) for line in lines):
+    if same := sum(peaks.chip_of(line["a"]) == peaks.chip_of(line["b"]) for line in lines):
         why = "A and B were measured one after the other, so what changed in between counts as well"
         remarks.append(f"one machine ({same} of {len(lines)}): {why}; a list such as COMPILE=0,1 is interleaved")
     details = {}
@@ -214,8 +201,7 @@ def list_remarks(a, b, lines):
     for side, one, other in (("A", a, b), ("B", b, a)):
         only = [(ORDER.index(one[work][-1]["workload"]), describe_pair(one[work][-1])) for work in one.keys() - other]
         details[f"only in {side}"] = [words for _, words in sorted(only)]
-    for name, texts in ((name, texts) for name, texts in details.items() if texts):
-        remarks.append(f"{name}: {report.join_some(texts, MOST_NAMED)}")
+    remarks += [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
     return remarks
 
 
@@ -232,18 +218,16 @@ def main(environ=os.environ):
         print(f"A: {environ['A']}", f"B: {published[0]['device_name']}, published", "", sep="\n")
         print(*match.describe_matches(lines, published), sep="\n")
         return 0
-    files = {side: read_side(side, environ, folder) for side in "AB"}
+    (a, rows_a), (b, rows_b) = (read_side(side, environ, folder) for side in "AB")
     if environ["A"].strip() == environ["B"].strip():
         warn(f"A and B are both {environ['A'].strip()!r}: set B to another machine or file")
-    rows = {side: rows for side, (_, rows) in files.items()}
-    a, b = (lines for lines, _ in files.values())
     # Where a side has results of its CPU and of its GPU, each is compared with its like.
     has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))
     names = tables.WORK_AND_KIND if has_both else columns.WORK
     for side, last in (("A", a[-1]), ("B", b[-1])):
         words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
-    lines = [compare(line, other, rows) for line, other in pair_lines(a, b, names)]
+    lines = [compare(line, other, rows_a, rows_b) for line, other in pair_lines(a, b, names)]
     lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
     hides = any(line["verdict"] and not line["is_extra"] for line in lines)
     extras = [line for line in lines if hides and line["is_extra"]]

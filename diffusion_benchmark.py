@@ -23,7 +23,8 @@ from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model
 
-CHECKED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: larger ones would take minutes there
+# Pixels of the images that are compared with the CPU, and tokens of their prompts, at most: more would take minutes.
+CHECKED_SIDE, CHECKED_TOKENS = 128, 64
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def diffusion_workload(settings):
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")
+    conditions = {  # those of a prompt have an axis of tokens
+        name: shape if len(shape) == 1 else [min(shape[0], CHECKED_TOKENS), *shape[1:]]
+        for name, shape in denoiser.conditions.items()
+    }
+    small = replace(denoiser, image_size=min(side, CHECKED_SIDE), conditions=conditions)
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
     # How many numbers there are for each weight: training adds its gradient, and Adam two more.
@@ -67,7 +73,7 @@ def diffusion_workload(settings):
         unit="steps",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(noise_batches, replace(denoiser, image_size=side)),
-        make_checked=functools.partial(noise_batches, replace(denoiser, image_size=min(side, CHECKED_SIDE))),
+        make_checked=functools.partial(noise_batches, small),
         loss="mean_squared_error",
         sizes=denoiser,
         parameters=denoiser.parameters,

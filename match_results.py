@@ -8,10 +8,10 @@ Precision, memory format, compilation, sizes and scope are those of the source, 
 interruption, run the same command again: it goes on where it was.
 """
 
+import importlib
 import math
 import os
 import sys
-from collections import Counter
 from dataclasses import replace
 
 from bench import processes
@@ -24,15 +24,8 @@ from bench.records.rows import work_cells
 from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
-from diffusion_benchmark import diffusion_workload
-from image_benchmark import image_workload
-from llm_benchmark import llm_workload
 from measure_all import Kept, find_place, measure_passes, say
-from mlp_benchmark import mlp_workload
-from transformer_benchmark import transformer_workload
 
-MAKE = {"image": image_workload, "mlp": mlp_workload, "transformer": transformer_workload}
-MAKE |= {"llm": llm_workload, "diffusion": diffusion_workload}
 SECONDS, COMPILED_SECONDS = 25, 75  # that a process takes, more or less
 LONGEST = 120  # seconds of a process, at the best that the machine's matmuls reach
 LEAST_STEPS = 20  # of a process: the first ones, the check, the windows
@@ -77,8 +70,9 @@ def make_workload(run: Run, kind):
         SettingError: the reason why there is none.
     """
     settings = replace(run.settings.on(kind), data="synthetic")
+    script = importlib.import_module(f"{run.command}_benchmark")
     try:
-        return settings, MAKE[run.command](settings)
+        return settings, getattr(script, f"{run.command}_workload")(settings)
     except SettingError:
         raise SettingError("a model that is not ours") from None
 
@@ -103,11 +97,9 @@ def refuse_large_work(workload, peak, memory_gb):
 
 def find_peak(stored, place):
     """Return TFLOP/s of the best stored matmul of the chip of a row, 0.0 if there is none."""
-    reached = peaks.measured_peaks(stored.lines.loc[~stored.lines["published"]].to_dict("records"))
-    here = peaks.chip_of(place)
-    return max(
-        (rate for (*chip, name), rate in reached.items() if tuple(chip) == here and name != "bandwidth"), default=0.0
-    )
+    own = stored.lines.loc[~stored.lines["published"]].to_dict("records")
+    here = [row for row in own if row["model"] == "matmul-peak" and peaks.chip_of(row) == peaks.chip_of(place)]
+    return max(peaks.measured_peaks(here).values(), default=0.0)
 
 
 def list_machines(run: Run, published, *here):
@@ -146,12 +138,12 @@ def main(environ=os.environ):
     kept = Kept(folder, blank)
     if not peak:  # without it nobody knows what takes too long
         say("first the best matmul of this machine")
-        sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind], OPS="matmul", RUNS="1")
+        sweep = run.with_settings("tflops", **standard_set.QUICK_PEAKS[kind] | {"OPS": "matmul", "RUNS": "1"})
         measure_passes({"tflops for make match": sweep}, kept, host, report.describe_sweep, draws=False)
         peak = find_peak(frames.load(folder, say), blank)
     runs, reasons = plan(run, published[name], device.type, peak, memory_gb)
     if not runs:
-        raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(Counter(reasons))}")
+        raise SettingError(f"B={typed!r} has nothing that can be measured here: {', '.join(dict.fromkeys(reasons))}")
     say(f"{len(runs)} works of {name} are measured; Ctrl-C keeps what is complete, and the same command goes on")
     measure_passes(runs, kept, host, draws=False)
     own = frames.load(folder, say).valid

@@ -35,7 +35,6 @@ from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
 LIMIT = 600  # seconds after which a process is ended, except the first one
-COMPILE_LIMIT = 240  # the same if it compiles, which may never end
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
 UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
@@ -204,8 +203,6 @@ def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_
             for work in [work for work in missing if begun[work] == least]:
                 run = runs[work]
                 limit = LIMIT if any(begun.values()) else processes.FIRST_LIMIT
-                if run.settings.compile and run.settings.framework == "torch":
-                    limit = COMPILE_LIMIT
                 try:
                     measure_process(run, kept, host, show, limit)
                     say(describe_rows(combine(kept.rows_of[run.run_id]), None))
@@ -226,11 +223,11 @@ def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_
 def measure_process(run: Run, kept: Kept, host, show, limit):
     """Measure one more process of a run, and keep its rows.
 
-    The first one that ends by itself compares with the reference, and measures pipeline and energy.
+    The first one that ends by itself measures pipeline and energy.
     """
     before = kept.list_processes(run)
     is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in before)
-    child = make_child(run, show, limit, rest=host.rest, has_extras=is_first, compares_with_cpu=is_first)
+    child = make_child(run, show, limit, rest=host.rest, has_extras=is_first)
     number = 1 + max((int(rows[0]["process"]) for rows in before), default=0)  # a row may have been removed
     rows_of, error = run_children({run: child}, host, number)
     kept.rows_of[run.run_id] += rows_of.get(run, [])
@@ -266,13 +263,13 @@ def measure_set(run: Run, host, device, blank):
     works = plan_lines(run, device, sixteen, memory_gb, is_shared)
     first_card = "" if kind == "cpu" else [*works, ""][min(standard_set.FIRST_CARD, len(works)) - 1]
     rows += measure_passes(works, kept, host, first_card=first_card)
-    return any(row["status"] == "ok" for row in rows)
+    return has_result(rows)
 
 
 def find_place(run: Run):
     """Return (Host, Device, a row of both without a result) of what measures here; warn as read_machine() does."""
-    device = find_device(run.with_settings("tflops"))
     host = read_machine([run])
+    device = find_device(run.with_settings("tflops"))
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
     line |= {"device": device.type, "framework": run.settings.framework, "seed": run.settings.seed}
     return host, device, complete_row(host, line)
@@ -289,7 +286,7 @@ def main():
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
     say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")
-    has_result = measure_set(run, host, device, blank)
+    is_ok = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
     say("\nall results of this machine: earlier ones count where new ones were disturbed, or are of one process")
@@ -298,7 +295,7 @@ def main():
     say(f"the rows are in {results.display_path(path)}: `make plot` draws them, `make submit` prints how to send them")
     if device.type == "mps" and settings.framework != "mlx":
         say("`FRAMEWORK=mlx make all` measures the language models in MLX")
-    return 0 if has_result else 1
+    return 0 if is_ok else 1
 
 
 if __name__ == "__main__":

@@ -165,13 +165,14 @@ def check_file(repository, path, names=()):
     stored = [line.row for line in before]
     machine = PurePosixPath(path).stem
     is_named_after_chip = machine in map(find_chip, stored)
-    of_operators = [line.row for line in lines if line.row["workload"] in peaks.OPERATORS and not line.fault]
-    commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line in lines}}
+    readable = [line.row for line in lines if not line.fault]
+    added = {line.row["commit"] for line in lines[len(before) :]}
+    commits = {commit: repository.find_fault(commit) for commit in added}
     faults = []
     known = {OF_A_PROCESS(row) for row in stored}
     for place, (line, old) in enumerate(zip_longest(lines, stored), 2):
         if old is None:
-            found = find_faults(line.row, machine, names, is_named_after_chip, of_operators)
+            found = find_faults(line.row, machine, names, is_named_after_chip, readable)
             key = OF_A_PROCESS(line.row)
             is_twice = line.row["process"] and key in known
             twice = ("process", f"is there twice for this run and work: {AGAIN}") if is_twice else None

@@ -43,9 +43,8 @@ class Task:
     path: str = ""  # of the file that gets the lines
     # Also measure pipelines and energy, and warn: one process is enough for that.
     has_extras: bool = True
-    compares_with_cpu: bool = True  # in the first process of a run
-    # Of the file with the numbers that the first process of the run has checked. A process that finds none compares its
-    # own with the CPU.
+    # Of the file with the numbers that the first process of the run has checked. If there is none, this one compares
+    # its own with the CPU.
     numbers_path: str = ""
     takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
@@ -255,8 +254,8 @@ def open_job(rig: Rig, workload: Workload, scope):
     # Each rank has its own data, and its own order of them.
     rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
     path = "" if group.ranks.rank else rig.task.numbers_path
-    compares = rig.task.compares_with_cpu or bool(path and not os.path.exists(path))
-    compares = compares and group.ranks.rank == 0
+    # The numbers may be those of this process in another scope; epochs train on other data, for longer.
+    compares = group.ranks.rank == 0 and (scope == "epoch" or not os.path.exists(path))
     session = rig.framework.open_session(workload, rank_settings, scope, compares=compares, path=path)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     rig.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})

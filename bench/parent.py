@@ -305,7 +305,7 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
     devices = {}
     for number in numbers:
         is_first = number == numbers[0]
-        of_round = {"rest": host.rest, "has_extras": is_first, "compares_with_cpu": is_first} | task
+        of_round = {"rest": host.rest, "has_extras": is_first} | task
         for takes_turns in (True, False) if interleaves else (False,):
             of_round["takes_turns"] = takes_turns
             children = {run: make_child(run, show, limit, **of_round, device=devices.get(run, "")) for run in remaining}
@@ -313,6 +313,8 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
             if error or not takes_turns or not is_crowded(rows_of):
                 break
             log.warning("there is no room for these combinations at the same time: they run one after the other")
+            for run in remaining:  # none of them has been compared
+                (make_folder() / run.run_id).unlink(missing_ok=True)
             interleaves = False
         yield rows_of
         if error:
@@ -428,7 +430,7 @@ def explain_death(process, has_ranks):
         return "out_of_memory", why
     if status == -signal.SIGALRM:
         last = process.lines[-1] if process.lines else {}
-        if last.get("status") == processes.BEGUN and last.get("compile") and not last.get("throughput"):
+        if last.get("compile") and (last["status"], last["note"]) == (processes.BEGUN, "warming up"):
             return "compiling", f"did not finish compiling within {process.limit:.0f} s: set COMPILE=0"
         return "timed_out", f"stopped after {process.limit:.0f} s"
     if has_ranks:

@@ -194,9 +194,8 @@ class Settings:
     """
 
     use_gpu: bool | None = setting(zero_or_one, lists=EACH)  # None: the GPU if there is one
-    num_devices: Any = setting(
-        whole(1, words=("all",)), "1", commands=WORKLOADS, lists=EACH
-    )  # all: parent.py counts them
+    # "all": parent.py counts them.
+    num_devices: Any = setting(whole(1, words=("all",)), "1", commands=WORKLOADS, lists=EACH)
     framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
     model: str = setting(str, commands=WORKLOADS, lists=EACH)
     phase: str = setting(

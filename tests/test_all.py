@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import match_results
 import measure_all
 from bench import parent
 from bench.frameworks import Device
@@ -37,7 +38,7 @@ class Children:
     """
 
     def __init__(self):
-        self.asked, self.has_extras, self.drawn, self.fails, self.limits = [], [], [], {}, {}
+        self.asked, self.has_extras, self.drawn, self.fails = [], [], [], {}
         self.ends_after, self.device, self.flags = None, CPU, ""
 
     def work(self, child):
@@ -51,7 +52,6 @@ class Children:
         command = Path(child.script).stem.partition("_")[0]
         settings = parse_settings(command, child.environ).on(self.device.type)
         self.asked.append((command, settings))
-        self.limits[settings.model] = child.limit
         self.has_extras.append(child.task["has_extras"])
         workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
         cells = {"device": self.device.type} | {
@@ -184,13 +184,22 @@ def test_a_quick_set_on_a_gpu_has_three_lines():
     ]
 
 
-def test_compiling_has_a_limit_and_is_not_tried_again(make_all):
+def test_what_does_not_finish_compiling_is_not_tried_again(make_all):
     make_all.children.device = NVIDIA
     make_all.children.fails = {("transformer", "distilbert", "training"): "compiling"}
     make_all(RUNS="2")
     asked = [settings for _, settings in make_all.children.asked if settings.model == "distilbert"]
     assert len(asked) == 1
-    assert make_all.children.limits["distilbert"] == measure_all.COMPILE_LIMIT
+
+
+def test_match_measures_the_best_matmul_of_a_card_first(make_all, monkeypatch):
+    make_all.children.device = NVIDIA
+    monkeypatch.setattr(resources, "read_card_gb", lambda: 24.0)
+    monkeypatch.setenv("B", "NVIDIA RTX 3090")
+    assert match_results.main() == 0
+    (first, sweep), *others = make_all.children.asked
+    assert (first, sweep.ops) == ("tflops", ("matmul",))
+    assert {settings.model for command, settings in others if command != "tflops"} > {"resnet50", "distilbert"}
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])

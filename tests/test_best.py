@@ -75,7 +75,7 @@ def search(monkeypatch, tmp_path, capsys):
     """
 
     def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), mistaken=()):
-        asked = []
+        asked, compared = [], []
 
         def work(child):
             if child.task["finds_device"]:
@@ -87,9 +87,9 @@ def search(monkeypatch, tmp_path, capsys):
             asked.append(change | child.task)
             row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
             row |= rate(10.0 * math.prod(rates.get(row[name.lower()], 1) for name in DEFAULTS))
-            row |= {
-                "output_error": 0.0062 if row["precision"] != "float32" and child.task["compares_with_cpu"] else None
-            }
+            is_compared = row["precision"] != "float32" and change not in compared
+            compared.append(change)
+            row |= {"output_error": 0.0062 if is_compared else None}
             if (row["precision"], row["compile"]) in mistaken:
                 child.lines.append({"mistake": "it needs a package"})
                 return

@@ -218,12 +218,12 @@ def instrumented(child, monkeypatch):
     [
         ({}, ["device", "input"]),
         ({"scope": None}, ["device", "input", "end_to_end"]),
-        ({"compares_with_cpu": False}, ["device", "input"]),
+        ({"is_later": True}, ["device", "input"]),
         ({"has_extras": False}, ["device", "input"]),
         ({"has_extras": False, "scope": None}, ["device"]),
     ],
 )
-def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, measured):
+def test_the_task_decides_what_is_measured(instrumented, monkeypatch, tmp_path, task, measured):
     compared, open_session = [], on_numpy.open_session
 
     def note(*arguments, compares, **path):
@@ -231,11 +231,13 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
         return open_session(*arguments, compares=compares, **path)
 
     monkeypatch.setattr(on_numpy, "open_session", note)
-    scope = task.pop("scope", "device,input")
-    task = child_process.Task(**task, rest={"period": 0.001})
+    scope, numbers = task.pop("scope", "device,input"), tmp_path / "numbers"
+    if is_later := task.pop("is_later", False):
+        numbers.write_text("{}")
+    task = child_process.Task(**task, numbers_path=str(numbers), rest={"period": 0.001})
     status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
     assert (status, [line["scope"] for line in lines]) == (0, measured)
-    assert set(compared) == {task.compares_with_cpu}
+    assert compared[0] == (not is_later)
     with_energy = [line["scope"] for line in lines if "power_watts" in line]
     assert with_energy == ([scope for scope in measured if scope != "input"] if task.has_extras else [])
     line = lines[0]
@@ -244,6 +246,12 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, task, meas
         assert line["joules_per_item"] > 0
         assert line["power_scope"] == "gpu board"
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
+
+
+def test_the_model_of_a_pipeline_has_the_numbers_that_were_checked_on_resident_batches(instrumented, tmp_path):
+    task = child_process.Task(numbers_path=str(tmp_path / "numbers"))
+    _, lines = instrumented(SCOPE="device,end_to_end", PHASE="inference", task=task)
+    assert [bool(line["output_error"]) for line in lines] == [True, False]
 
 
 def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumented):

@@ -203,6 +203,13 @@ def test_a_child_that_dies_leaves_a_row(run_all, end, status):
     assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, status, end, None)
 
 
+@pytest.mark.parametrize(("note", "status"), [("warming up", "compiling"), ("comparing", "timed_out")])
+def test_only_what_stopped_in_the_compiler_did_not_finish_compiling(note, status):
+    line = {"status": parent.processes.BEGUN, "compile": 1, "note": note}
+    child = SimpleNamespace(exit_status=-signal.SIGALRM, limit=600, lines=[line])
+    assert parent.explain_death(child, has_ranks=False)[0] == status
+
+
 def test_ctrl_c_stores_what_was_complete(run_all):
     status, _, asked, (row,) = run_all("third is interrupted", "ok")
     assert (status, len(asked)) == (130, 3)  # no other combination is started

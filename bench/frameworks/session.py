@@ -252,8 +252,9 @@ class ModelSession(BaseSession):
         self.initial = self.sum_weights()
 
     def sum_weights(self):
-        """Return a checksum of the last rows of each weight."""
-        rows = (self.context.as_array(weights[-8:]) for weights in self.model.trained_weights())
+        """Return a checksum of the last rows of each weight, of experts those of the last one."""
+        weights = (each[-1] if each.ndim == 3 else each for each in self.model.trained_weights())
+        rows = (self.context.as_array(each[-8:]) for each in weights)
         return tuple(zlib.crc32(numbers.tobytes()) for numbers in rows)
 
     def after_first_step(self):
@@ -417,7 +418,7 @@ class Generation(Inference):
 
     @property
     def queues_steps(self):
-        return super().queues_steps and not self.has_experts  # the host waits for the choice of experts
+        return super().queues_steps and (self.is_decode or not self.has_experts)  # which prefill counts
 
     def step(self):
         self.inputs = place, tokens = next(self.batches)

@@ -328,7 +328,7 @@ def save_card(card, folder, form="png"):
     return draw.save(draw_card(card), (folder / "cards" / card.file).with_suffix(f".{form}"))
 
 
-def draw_all(stored, folder, form="png"):
+def draw_all(stored, folder, form):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
     measured = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
     cards = [make_card(stored, *of) for of in measured.itertuples(index=False)]

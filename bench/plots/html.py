@@ -80,7 +80,7 @@ def collect(lines):
     is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
     mean = lines["items"] / lines["seconds"]
     lines = lines.assign(mean=mean.where(is_uneven & (mean < (1 - MAX_UNEVEN) * lines["value"])))
-    numbers = lines[MEASURES].map(lambda value: None if pd.isna(value) else float(f"{value:.4g}")).astype(object)
+    numbers = lines[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
     words = {"words": WORDS, "flags": FLAGS | STATUSES}
     return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)} | words

@@ -3,7 +3,6 @@
 Bars of our own measurements are filled, published ones are hollow.
 """
 
-import re
 from itertools import pairwise
 
 import pandas as pd
@@ -14,7 +13,7 @@ from bench.records import columns, tables, verdict
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
 from bench.records.results import explaining
-from bench.settings import WORKLOADS
+from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # in a panel
 MAX_PANELS = 14
@@ -23,7 +22,6 @@ MAX_CURVES = 20
 MAX_MACHINES = 9  # panels of matmuls
 LEAST_SUSTAINED = 295  # seconds: a run of SUSTAIN=300 ends a moment earlier
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
-WHOLE = ("training", "inference", "prefill", "decode", "")  # phases, but not parts of a step; operators have none
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 # {key: (what the legend says, colour of the edge, colour of the face)}
@@ -33,19 +31,17 @@ WHOSE = {
 }
 
 
-def draw_all(stored, folder, form="png"):
+def draw_all(stored, folder, form):
     """Draw every plot that has rows into a folder, in SVG a file for each panel, and return the paths."""
     paths = []
+    is_svg = form == "svg"
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.{form}"
-        figure = picture(stored)
         drawn = []
-        own = re.compile(rf"{path.stem}-\d+\.svg" if form == "svg" else rf"{path.stem}\.png")
-        if figure:
-            is_svg = form == "svg"
+        if figure := picture(stored):
             drawn = draw.save_panels(figure, path) if is_svg else [draw.save(figure, path, bbox_inches="tight")]
         with explaining(path):
-            for old in {each for each in folder.glob(f"{path.stem}*") if own.fullmatch(each.name)} - {*drawn}:
+            for old in {*folder.glob(f"{path.stem}-[0-9]*.svg" if is_svg else path.name)} - {*drawn}:
                 old.unlink()
         paths += drawn
     return paths
@@ -63,7 +59,7 @@ def draw_works(stored, kind):
     """Draw a panel for each work that two machines or sources have on this kind of device, and for the peaks."""
     models, peaks = group_works(stored.valid, kind)
     shown = models[: MAX_PANELS - len(peaks)] + peaks
-    if not any(not row["published"] for rows in shown for row in rows):
+    if all(row["published"] for rows in shown for row in rows):
         return None
     panels = []
     for rows in shown:
@@ -93,7 +89,7 @@ def group_works(lines, kind):
         bandwidth of a copy).
     """
     lines = lines[
-        lines["phase"].isin(WHOLE)
+        ~lines["phase"].isin(PARTS)
         & lines["scope"].isin(["device", "end_to_end"])
         & lines["value"].notna()
         & (lines["kind"] == kind)

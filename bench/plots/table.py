@@ -16,7 +16,7 @@ from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
 LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
 NO_LIMIT = 10**6  # in a file there is one table
-PEAKS = {"matmul-peak": ("float32", *SIXTEEN), "copy": ("float32",)}  # and their precisions
+PEAKS = (*(("matmul-peak", name) for name in ("float32", *SIXTEEN)), ("copy", "float32"))  # and their precisions
 
 
 def describe_set(folder, warn, side=None):
@@ -98,9 +98,7 @@ def find_works(rows):
     # Peaks of several sizes are several results: the best one that nothing disturbed counts.
     by_rate = sorted(rows, key=lambda row: (not disturbing_flags(row), row["value"]))
     peaks = {(row["model"], row["precision"]): row for row in by_rate}
-    works = []
-    for model, precisions in PEAKS.items():
-        works += [(None, peaks[model, name]) for name in precisions if (model, name) in peaks]
+    works: list = [(None, peaks[peak]) for peak in PEAKS if peak in peaks]
     for line in STANDARD_SET:
         works += [(line, row) for row in frames.of_line(rows, line).values()]
     places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}

@@ -129,7 +129,9 @@ def compare_runs(rows, base_rows, chosen=()):
         rows, base_rows: those of each run, of any quantities; rates of the scope device are compared.
         chosen: columns in which the two may differ.
     """
-    ours, bases = ({key_of(row): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows))
+    ours, bases = (
+        {(row["group"], row["process"]): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows)
+    )
     pairs = [(ours[key], bases[key]) for key in ours if key in bases]
     if not pairs:
         return None
@@ -142,10 +144,6 @@ def compare_runs(rows, base_rows, chosen=()):
 def ratio_of(row, base):
     turns = list(zip(read_rates(row), read_rates(base), strict=False)) or [(row["throughput"], base["throughput"])]
     return statistics.median(a / b for a, b in turns)
-
-
-def key_of(row):
-    return row["group"], row["process"]
 
 
 def read_rates(row):

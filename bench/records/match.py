@@ -24,10 +24,8 @@ from bench.workloads.workload import MODELS
 
 def group_published(lines):
     """Return {machine: its published rows that are valid} of the lines of tables.latest()."""
-    machines = {}
-    for row in lines.loc[lines["published"] & (lines["status"] == "ok")].to_dict("records"):
-        machines.setdefault(row["device_name"], []).append(row)
-    return machines
+    found = lines.loc[lines["published"] & (lines["status"] == "ok")]
+    return {name: rows.to_dict("records") for name, rows in found.groupby("device_name", sort=False)}
 
 
 def find_names(typed, names):
@@ -75,10 +73,8 @@ def settings_of(row, framework):
         raise SettingError("another precision than can be measured")
     if row["scope"] != "device" and command != "image":
         raise SettingError("another scope than can be measured")
-    texts = {"model": row["model"], "phase": row["phase"], "scope": row["scope"]}
-    texts |= {name: row[name] for name in (*SIZES, *WEIGHTS)}
+    texts = {name: row[name] for name in ("model", "phase", "scope", "precision", *SIZES, *WEIGHTS)}
     known = FRAMEWORKS[framework]
-    texts["precision"] = row["precision"]
     if row["precision"] in known.lacks and row["phase"] == "inference":
         texts["precision"] = row["precision"].removeprefix("mixed_")
     if row["compile"] not in ("", "0"):

@@ -21,7 +21,6 @@ FASTER_THAN_STORED = 3.0  # than the stored peaks of the same CPU, in `make subm
 WINOGRAD = 36 / 16
 WINOGRAD_MLX = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-OPERATORS = ("matmul", "convolution", "bandwidth")  # workloads that may be a peak
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
 LARGE_BYTES = 2**29  # of a step: twice the largest last cache that many CPUs have
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
@@ -126,7 +125,6 @@ def fraction_of(reached, row, quantity):
     Args:
         reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    precision = unmixed(row["precision"])
-    peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else precision))
+    peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"])))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

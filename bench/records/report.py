@@ -91,8 +91,8 @@ def describe_run(rows, stored):
         stored: the results in the machine's file.
     """
     first = rows[0]
-    who = f"{first['framework']} {first['framework_version'] or ''} on {first['device_name'] or first['cpu_name']}"
-    where = ", ".join(filter(None, [first["device"] or "ended early", describe_setup(first)]))
+    who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
+    where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     peaks_here = peaks.measured_peaks(stored)
     sustained = [row for row in rows if row.get("elapsed_seconds")]
@@ -110,8 +110,7 @@ def describe_sweep(rows, _):
     """Describe a sweep: a table of TFLOP/s by work and precision, GB/s, and what failed."""
     first = rows[0]
     ok = [row for row in rows if row["status"] == "ok"]
-    framework = f"{first['framework']} {first.get('framework_version') or ''}"
-    lines = [f"{framework} on {first.get('device_name') or first['cpu_name']} ({first.get('device')})"]
+    lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
     table = {}  # {work: {precision: text}}
     # Larger matmuls may be measured in some precisions only, and later than the convolutions.
     for row in sorted((row for row in ok if row.get("tflops")), key=lambda row: row["model"] not in MATMULS):

@@ -155,7 +155,7 @@ def parse(text, path):
     """
     texts = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     delimiter = max(",;\t", key=texts[0].count)
-    header, gone, lines = [], set(), []
+    header, lines = [], []
     blank = dict.fromkeys(COLUMNS, "")
     is_published = Path(path).stem == "published"
     for number, line in enumerate(texts, 1):
@@ -169,11 +169,8 @@ def parse(text, path):
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
                 fix = "name one such as results/<machine>.csv, or move it away"
                 raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
-            gone = set(header) - COLUMNS.keys()
             continue
-        row = blank | dict(zip(header, cells, strict=False))
-        for name in gone:
-            row.pop(name, None)
+        row = blank | {name: cell for name, cell in zip(header, cells, strict=False) if name in COLUMNS}
         fault = find_fault(row, is_published)
         if len(cells) != len(header):
             fault = "", f"{len(cells)} cells, not {len(header)}"

@@ -12,8 +12,7 @@ from bench.records.verdict import IN_TFLOPS
 WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
 RATE = ["value", "low", "high"]
 COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
-# {column of numbers: whether 0 is possible}
-ZERO = {name: columns.COLUMNS[name].holds == "number" for name in NUMBERS}
+MAY_BE_ZERO = [columns.COLUMNS[name].holds == "number" for name in NUMBERS]
 ENOUGH = 3  # processes; a result of fewer is a quick check
 
 
@@ -42,7 +41,7 @@ def to_frame(rows):
     """Make a frame of the results of rows, as read_rows() describes it; the 0 of a stuck meter is NaN."""
     found = combine(rows)
     numbers = pd.DataFrame({name: [row[name] for row in found] for name in NUMBERS}, dtype=float)
-    numbers = numbers.where((numbers > 0) | list(ZERO.values()))
+    numbers = numbers.where((numbers > 0) | MAY_BE_ZERO)
     blanks = {name: column.blank for name, column in columns.COLUMNS.items() if name not in NUMBERS}
     text = {name: [row[name] or blank for row in found] for name, blank in blanks.items()}
     frame = pd.DataFrame(text, dtype=str).join(numbers)
@@ -102,9 +101,8 @@ def latest(rows):
     published = lines["published"]
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     several = lines.duplicated([*peaks.CHIP, "source", *WORK_AND_KIND], keep=False)
-    several |= (
-        lines.groupby(["device_name", *WORK_AND_KIND])["power_limit_watts"].transform("nunique") > 1
-    )  # cards of one name
+    cards = lines.groupby(["device_name", *WORK_AND_KIND])["power_limit_watts"]  # of one name
+    several |= cards.transform("nunique") > 1
     several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()

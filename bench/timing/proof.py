@@ -11,7 +11,7 @@
                                              pipeline gives the pictures of its files (bench/frameworks/session.py)
                            the first one     the timed function on new data agrees with the reference
                            the later ones    their numbers agree with the first one's: the same outputs, in training
-                                             those of the pair at the initial weights
+                                             those of the pair at the initial weights (so do those of end_to_end)
 
 The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
 float32. It is made after the windows, so that the first process measures like the others; only long runs, SUSTAIN and
@@ -38,7 +38,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.host import resources
+from bench.host import ranks, resources
 from bench.timing import MeasurementError
 from bench.timing.job import Job, idle_barrier_seconds, timed
 from bench.workloads.operators import EIGHT_BITS
@@ -193,6 +193,7 @@ class Proof:
     output_error: float | None = None  # of the output's compared rows, against the reference
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
+    largest = 0.0  # norm of a part of the reference
 
     def __init__(self, context, compares=True, path=""):
         """Store what the limits depend on.
@@ -274,6 +275,7 @@ class Proof:
             arrays: NumPy arrays that evaluate() reads; they stay disturbed.
         """
         expected = disturbed = evaluate(0)
+        self.largest = max(np.linalg.norm(right) for right in expected.values())
         if self.spread:
             disturb(arrays, self.spread)
             disturbed = evaluate(self.spread)
@@ -298,8 +300,7 @@ class Proof:
         A gradient is not if its R is that of unrelated numbers, above 1, or if it is tiny compared with the others, as
         that of the queries and keys of a single token.
         """
-        largest = max(np.linalg.norm(right) for right in expected.values())
-        is_tiny = part != OUTPUT and np.linalg.norm(expected[part]) <= LEAST_GRADIENT * largest
+        is_tiny = part != OUTPUT and np.linalg.norm(expected[part]) <= LEAST_GRADIENT * self.largest
         return self.roundings.get(part, 0) < 1 and not is_tiny
 
     def compare(self, got, expected, words):
@@ -703,12 +704,15 @@ def refuse_wrong_gradients(session):
     with the right norm, and, in JAX, TensorFlow and MLX, whose step is one function, gradients that it does not apply.
     """
     proof, model, workload = session.proof, session.model, session.workload
+    if not proof.compares and not ranks.read_ranks().are_many:
+        proof.compare_with_first_process(session.initial)
+        return
     if workload.make_checked and exceeds_reference(session):
         batch, items = workload.make_checked(2, session.context.seed)[0], [0, 1]
     else:
         batch, _ = draw_batches(session)
         items = sorted(set(choose_items(session, session.batch_size)))
-    # Every process and rank trains and evaluates: a model of several ranks computes only on all of them.
+    # Every rank trains and evaluates: a model of several ranks computes only on all of them.
     if missing := model.parts_without_gradient():
         known = next(session.put(workload.make_batches(session.batch_size, session.context.seed)))
         for _ in range(MOST_TRIES):
@@ -791,6 +795,7 @@ def refuse_wrong_logits(session):
             refuse_ignored_context(session, batches[0], pieces[0][0][-1])
         if not fits_memory and session.workload.sizes.num_layers > COMPARED_LAYERS and not session.takes_long:
             refuse_two_wrong_layers(session)
+            proof.roundings = {}  # those of all layers are unknown
             proof.write_numbers({OUTPUT: rows})
             return
         if is_long:

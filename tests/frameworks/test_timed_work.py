@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from bench.frameworks.pytorch import on_torch, on_torch_llm
-from bench.timing import MeasurementError
+from bench.timing import MeasurementError, proof
 from tests.frameworks.sessions import Opener, measure_and_prove
 
 open_session = Opener("torch")
@@ -277,12 +278,14 @@ def test_later_processes_have_the_numbers_of_the_first_one(monkeypatch, tmp_path
     refuses(open_session(script, phase, compares=False, path=path, USE_GPU="0"), "first process")
 
 
-def test_ranks_that_compare_nothing_evaluate_with_the_one_that_does():
+@pytest.mark.parametrize("are_many", [True, False])
+def test_ranks_that_compare_nothing_evaluate_with_the_one_that_does_but_a_later_process_does_not(monkeypatch, are_many):
+    monkeypatch.setattr(proof.ranks, "read_ranks", lambda: SimpleNamespace(are_many=are_many))
     session = open_session("mlp", "training", compares=False, USE_GPU="0")
     usual, calls = session.model.evaluate, []
     session.model.evaluate = lambda *about: calls.append(about) or usual(*about)
     measure_and_prove(session)
-    assert len(calls) == 1
+    assert len(calls) == are_many
 
 
 def test_a_process_after_one_that_was_killed_in_its_comparison_compares_nothing(tmp_path):

@@ -142,7 +142,7 @@ BUGS = {
     "compare_nothing_after_the_windows": Bug(CHILD, "            session.refuse_wrong_result()\n", "", ROWS),
     "accept_equal_halves": Bug(PROOF, "not half or not np", "True or not np", CHECKS),
     "compare_one_batch": Bug(
-        PROOF, "tuple(np.roll(each, half, 0) for each in first) if half else second", "first", TIMED
+        PROOF, "tuple(np.roll(each, half, 0) for each in first) if half else next(batches)", "first", TIMED
     ),
     "accept_items_that_are_wrong_at_one_place": Bug(PROOF, "if half and limit is not None:", "if False:", KNOWN),
     "accept_changed_weights": Bug(PROOF, "require(session.sum_weights() == session.initial", "require(True", TIMED),

@@ -64,7 +64,11 @@ def find_device(settings):
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
-        emulates_bfloat16=is_nvidia and torch.cuda.get_device_capability() < (8, 0),
+        emulates_bfloat16=(
+            torch.backends.cpu.get_cpu_capability() == "AVX2"
+            if kind == "cpu"
+            else is_nvidia and torch.cuda.get_device_capability() < (8, 0)
+        ),
         count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
@@ -481,7 +485,9 @@ class Model(base.Model):
 
     def reference(self, pair, precision):
         dtype = getattr(torch, precision)
-        fresh = BUILDERS[self.workload.name](self.workload)
+        # Without random numbers, which take seconds; torchvision's builders read theirs.
+        with nullcontext() if self.workload.name == "image" else torch.device("meta"):
+            fresh = BUILDERS[self.workload.name](self.workload)
         module = on_torch_llm.copy_to_cpu(self.uncompiled, fresh, dtype).eval()
         pair = [each.to(dtype) if each.is_floating_point() else each for each in map(torch.from_numpy, pair)]
         inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
