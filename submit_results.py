@@ -88,7 +88,7 @@ def find_wrong_numbers(row, stored=()):
     """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0.
 
     Args:
-        stored: rows of operators; models on a CPU are compared with its peaks.
+        stored: rows; models on a CPU are compared with their peaks.
     """
     numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.holds in MEASURED}
     n = SimpleNamespace(**numbers)

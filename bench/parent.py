@@ -306,6 +306,7 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
     for number in numbers:
         is_first = number == numbers[0]
         of_round = {"rest": host.rest, "has_extras": is_first} | task
+        unchecked = [path for path in map(numbers_of, remaining) if not path.exists()]
         for takes_turns in (True, False) if interleaves else (False,):
             of_round["takes_turns"] = takes_turns
             children = {run: make_child(run, show, limit, **of_round, device=devices.get(run, "")) for run in remaining}
@@ -313,8 +314,8 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
             if error or not takes_turns or not is_crowded(rows_of):
                 break
             log.warning("there is no room for these combinations at the same time: they run one after the other")
-            for run in remaining:  # none of them has been compared
-                (make_folder() / run.run_id).unlink(missing_ok=True)
+            for path in unchecked:
+                path.unlink(missing_ok=True)
             interleaves = False
         yield rows_of
         if error:
@@ -382,6 +383,11 @@ def make_folder():
     return Path(folder)
 
 
+def numbers_of(run):
+    """Return the path of a run's file in that folder."""
+    return make_folder() / run.run_id
+
+
 def make_child(run: Run, show, limit=math.inf, **task):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun.
 
@@ -390,7 +396,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
-    task["numbers_path"] = str(make_folder() / run.run_id)
+    task["numbers_path"] = str(numbers_of(run))
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

@@ -38,7 +38,7 @@ class Children:
     """
 
     def __init__(self):
-        self.asked, self.has_extras, self.drawn, self.fails = [], [], [], {}
+        self.asked, self.has_extras, self.compared, self.drawn, self.fails = [], [], [], [], {}
         self.ends_after, self.device, self.flags = None, CPU, ""
 
     def work(self, child):
@@ -53,6 +53,9 @@ class Children:
         settings = parse_settings(command, child.environ).on(self.device.type)
         self.asked.append((command, settings))
         self.has_extras.append(child.task["has_extras"])
+        numbers = Path(child.task["numbers_path"])
+        self.compared.append(not numbers.exists())
+        numbers.write_text("{}")
         workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
         cells = {"device": self.device.type} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
@@ -96,7 +99,7 @@ def make_all(monkeypatch):
     def call(**environ):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
-        for each in (children.asked, children.has_extras, children.drawn):
+        for each in (children.asked, children.has_extras, children.compared, children.drawn):
             each.clear()
         status = measure_all.main()
         return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
@@ -274,6 +277,14 @@ def test_what_was_refused_is_left_out_of_later_passes(make_all):
     assert sorted(row["status"] for row in rows if row["status"] != "ok") == 4 * ["crashed"] + 2 * ["out_of_memory"]
     make_all.children.fails = {}
     assert [make_all()[1] for _ in range(2)] == [2, 0]  # what has no row
+
+
+def test_the_first_process_that_ends_by_itself_compares(make_all):
+    make_all.children.fails = {("mlp", "mlp-5x1024", "training"): "timed_out"}
+    make_all()
+    each = zip(make_all.children.asked, make_all.children.compared, strict=True)
+    compared = Counter(settings.model for (_, settings), compares in each if compares)
+    assert (compared["mlp-5x1024"], compared["distilbert"]) == (2 * 2, 2)  # in both precisions; tried once more
 
 
 def test_a_pipeline_that_crashed_is_tried_once_more(make_all):

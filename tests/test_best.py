@@ -18,7 +18,8 @@ from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
 from tests.rows import rate
 
-CPU, CUDA, OLD = (Device(kind, None, "2.15", 2, emulates) for kind, emulates in (("cpu", 0), ("cuda", 0), ("cuda", 1)))
+CPU, CUDA = (Device(kind, None, "2.15", 2) for kind in ("cpu", "cuda"))
+AVX2, OLD = (Device(kind, None, "2.15", 2, emulates_bfloat16=True) for kind in ("cpu", "cuda"))
 FORMATS = {"MEMORY_FORMAT": "channels_first channels_last"}
 ON_CPU = {"PRECISION": "float32 bfloat16 mixed_bfloat16", "COMPILE": "0 1"} | FORMATS | {"BATCH_SIZE": "16 doubled"}
 GIVEN = {"PRECISION": "bfloat16", "COMPILE": "1,max-autotune", "BATCH_SIZE": "32"}
@@ -35,6 +36,8 @@ MODES = {"COMPILE": "0 1 reduce-overhead"}
         (CUDA, "image", TRAINING, {"PRECISION": "float32 mixed_float16 mixed_bfloat16 tf32"} | MODES | FORMATS),
         (CUDA, "llm", {}, {"PRECISION": "bfloat16 float16"} | MODES),
         (OLD, "llm", {}, MODES),  # float16 is the default
+        (AVX2, "image", {}, {"COMPILE": "0 1", "BATCH_SIZE": "16 doubled"} | FORMATS),
+        (AVX2, "llm", {"PHASE": "decode"}, {"PRECISION": "float32 bfloat16", "COMPILE": "0 1"}),
         (CUDA, "mlp", {"PRECISION": "fp16,bf16", "COMPILE": "0,0"}, {"PRECISION": "float16 bfloat16"}),
         (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "jax"}, {}),  # always compiled
     ],

@@ -253,7 +253,7 @@ class ModelSession(BaseSession):
 
     def sum_weights(self):
         """Return a checksum of the last rows of each weight, of experts those of the last one."""
-        weights = (each[-1] if each.ndim == 3 else each for each in self.model.trained_weights())
+        weights = (each[-1] if len(each.shape) == 3 else each for each in self.model.trained_weights())
         rows = (self.context.as_array(each[-8:]) for each in weights)
         return tuple(zlib.crc32(numbers.tobytes()) for numbers in rows)
 

@@ -114,12 +114,13 @@ def choose_published(published, shown, kind):
 
 
 def list_bars(rows, others):
-    """List the rows of a line, each followed by the published ones of its work: those with `ratio`, ours to theirs."""
+    """List the rows of a line, each followed by the published ones of its work with `how`, and `ratio` to them."""
     bars = []
     for row in rows:
         bars.append(row)
         for other in others[work_of(row)]:
-            how = describe_how(other | {"framework": other["framework"].replace(row["framework"], "")})
+            framework = other["framework"] if other["framework"] != row["framework"] else ""
+            how = describe_how(other | {"framework": framework})
             bars.append(other | {"ratio": row["value"] / other["value"], "how": how})
     return bars
 

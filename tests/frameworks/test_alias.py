@@ -51,6 +51,12 @@ def test_a_card_that_emulates_bfloat16_is_known(monkeypatch, capability, expecte
     assert on_torch.find_device(read_settings("llm", {})).emulates_bfloat16 == expected
 
 
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", False), ("DEFAULT", False)])
+def test_a_cpu_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).emulates_bfloat16 == expected
+
+
 @pytest.mark.parametrize(
     ("device", "properties", "is_integrated", "rated_bandwidth"),
     [
