@@ -193,7 +193,6 @@ class Proof:
     output_error: float | None = None  # of the output's compared rows, against the reference
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
-    largest = 0.0  # norm of a part of the reference
 
     def __init__(self, context, compares=True, path=""):
         """Store what the limits depend on.
@@ -275,7 +274,6 @@ class Proof:
             arrays: NumPy arrays that evaluate() reads; they stay disturbed.
         """
         expected = disturbed = evaluate(0)
-        self.largest = max(np.linalg.norm(right) for right in expected.values())
         if self.spread:
             disturb(arrays, self.spread)
             disturbed = evaluate(self.spread)
@@ -300,7 +298,8 @@ class Proof:
         A gradient is not if its R is that of unrelated numbers, above 1, or if it is tiny compared with the others, as
         that of the queries and keys of a single token.
         """
-        is_tiny = part != OUTPUT and np.linalg.norm(expected[part]) <= LEAST_GRADIENT * self.largest
+        largest = max(np.linalg.norm(right) for right in expected.values())
+        is_tiny = part != OUTPUT and np.linalg.norm(expected[part]) <= LEAST_GRADIENT * largest
         return self.roundings.get(part, 0) < 1 and not is_tiny
 
     def compare(self, got, expected, words):
