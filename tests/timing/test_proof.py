@@ -1,5 +1,8 @@
 """Wrong work is refused before it is timed; right work is not."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -113,3 +116,22 @@ def test_two_equal_halves_of_a_batch_are_refused():
     for output in (np.concatenate([OUTPUT, OUTPUT]), np.concatenate([OUTPUT, OUTPUT[:1], OUTPUT])):
         with pytest.raises(MeasurementError, match="halves"):
             proof.refuse_equal_halves(output)
+
+
+def test_two_items_with_one_output_are_refused():
+    proof.refuse_useless_output(np.array([[1.0, 2.0], [2.0, 1.0]]))
+    with pytest.raises(MeasurementError, match="two different items"):
+        proof.refuse_useless_output(np.array([[1.0, 2.0], [1.0, 2.0]]))
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_logits_that_other_tokens_do_not_change_are_refused(ignores):
+    def read_halves(ids):
+        return np.ones((1, 2)) if ignores else ids @ OUTPUT[:, :8].T
+
+    workload = SimpleNamespace(sizes=SimpleNamespace(num_experts=1))
+    session = SimpleNamespace(workload=workload, proof=SimpleNamespace(fixed_limit=0.3), read_halves=read_halves)
+    ids = np.arange(8).reshape(1, 8)
+    refused = pytest.raises(MeasurementError, match="other tokens") if ignores else nullcontext()
+    with refused:
+        proof.refuse_ignored_context(session, ids, read_halves(ids))
