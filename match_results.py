@@ -8,7 +8,6 @@ Precision, memory format, compilation, sizes and scope are those of the source, 
 interruption, run the same command again: it goes on where it was.
 """
 
-import importlib
 import math
 import os
 import sys
@@ -17,6 +16,7 @@ from dataclasses import replace
 from bench import processes
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
+from bench.parent import workload_of_command
 from bench.plots import frames, table
 from bench.records import match, peaks, report, results
 from bench.records.likeness import work_of
@@ -70,9 +70,8 @@ def make_workload(run: Run, kind):
         SettingError: the reason why there is none.
     """
     settings = replace(run.settings.on(kind), data="synthetic")
-    script = importlib.import_module(f"{run.command}_benchmark")
     try:
-        return settings, getattr(script, f"{run.command}_workload")(settings)
+        return settings, workload_of_command(run.command, settings)
     except SettingError:
         raise SettingError("a model that is not ours") from None
 

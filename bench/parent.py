@@ -9,6 +9,7 @@ rows as soon as the child has ended; no child writes into results/. The parent i
 
 import atexit
 import functools
+import importlib
 import logging
 import math
 import os
@@ -46,6 +47,11 @@ DEFAULT_PROCESSES = 5  # of each run
 MOST_INTERLEAVED = 4  # processes of a list at the same time
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
+
+
+def workload_of_command(command, settings):
+    """Return the Workload of a command ("image": image_benchmark.py) with these settings; raises SettingError."""
+    return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
 
 
 def main(command, make_workload=None, measure_work=child.measure_quantities, describe_rows=report.describe_run):
@@ -384,7 +390,7 @@ def make_folder():
 
 
 def numbers_of(run):
-    """Return the path of a run's file in that folder."""
+    """Return the path of the file with the numbers that a run's first process has checked."""
     return make_folder() / run.run_id
 
 

@@ -15,6 +15,7 @@ import time
 from dataclasses import replace
 
 from bench import frameworks
+from bench.parent import workload_of_command
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.job import Job
@@ -24,11 +25,6 @@ from bench.workloads import operators
 PAIRS = 15
 LONGER = 5  # times as many steps have their readings as our windows, which shows what the end of a window costs
 TOLERANCE = 0.02
-
-
-def workload_of_command(command, settings):
-    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
-    return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
 
 
 def check_loop(phase, model, block, workload="image", what="a hand-written loop", **environ):

@@ -13,12 +13,12 @@ from bench import parent
 from bench.frameworks import Device
 from bench.host import resources
 from bench.host.environment import Card
+from bench.parent import workload_of_command
 from bench.records import results
 from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
-from checks.selfcheck import workload_of_command
 from tests.fakes import FakeChild
 from tests.rows import rate
 

@@ -418,7 +418,7 @@ class Generation(Inference):
 
     @property
     def queues_steps(self):
-        return super().queues_steps and (self.is_decode or not self.has_experts)  # which prefill counts
+        return super().queues_steps and (self.is_decode or not self.has_experts)  # prefill waits for their choice
 
     def step(self):
         self.inputs = place, tokens = next(self.batches)

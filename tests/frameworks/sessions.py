@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from bench import frameworks
+from bench.parent import workload_of_command
 from bench.settings import read_settings
 from bench.timing import measure, proof
 from bench.timing.job import Job, timed
 from bench.workloads.workload import LEARNING_RATES
-from checks.selfcheck import workload_of_command
 from diffusion_benchmark import DENOISERS
 from tests.conftest import GIVEN, TESTED
 from tests.frameworks.torch_reference import TINY

@@ -57,6 +57,8 @@ def find_device(settings):
     properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
     is_integrated = properties and bool(getattr(properties, INTEGRATED[kind], False))
     is_nvidia = kind == "cuda" and not torch.version.hip
+    is_old_card = is_nvidia and torch.cuda.get_device_capability() < (8, 0)
+    is_old_cpu = kind == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     # Two transfers in each period of the memory's clock (kHz); 0 if the driver does not tell.
     kilobits = 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0)
     return Device(
@@ -64,11 +66,7 @@ def find_device(settings):
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
-        emulates_bfloat16=(
-            torch.backends.cpu.get_cpu_capability() == "AVX2"
-            if kind == "cpu"
-            else is_nvidia and torch.cuda.get_device_capability() < (8, 0)
-        ),
+        emulates_bfloat16=is_old_cpu or is_old_card,
         count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
