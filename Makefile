@@ -14,7 +14,7 @@ COMMANDS := help settings doctor install all image mlp transformer llm diffusion
 $(if $(wildcard bench/settings.py),,$(error start make in its folder: `make -C $(dir $(lastword $(MAKEFILE_LIST)))`))
 
 # Anything else on the command line is refused before the first command runs.
-UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv% resolve-mac-%,$(MAKECMDGOALS)))
+UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv%,$(MAKECMDGOALS)))
 $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; settings are written NAME=value, \
     and a list has commas and no spaces))
 
@@ -130,11 +130,9 @@ selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compar
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip
 FOR_MAC := --quiet --only-binary :all: --python-platform aarch64-apple-darwin --python-version
 
-resolve-mac: $(addprefix resolve-mac-,3.11 3.12 3.13 3.14) ## check that requirements-mac.txt resolves on a Mac
-
-resolve-mac-%: .venv/tested
-	@$(UV_MAC) compile $(FOR_MAC) $* requirements-mac.txt >/dev/null
-	@echo "Python $* on Apple silicon: resolved"
+resolve-mac: .venv/tested ## check that requirements-mac.txt resolves on a Mac
+	@set -e; for version in 3.11 3.12 3.13 3.14; do echo "Python $$version on Apple silicon"; \
+	    $(UV_MAC) compile $(FOR_MAC) $$version requirements-mac.txt >/dev/null; done
 
 # Their functions differ between macOS and Linux.
 CHECKED_FOR_MAC := torch|mlx|mlx-metal|mlx-lm|tensorflow|psutil|zeus-apple-silicon

@@ -20,7 +20,7 @@ from itertools import pairwise
 
 from bench import processes
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, measure_rounds, read_machine
+from bench.parent import find_device, has_result, measure_rounds, read_machine
 from bench.records import report, results
 from bench.records.columns import FINAL, SEARCH, describe_change, describe_work, format_number
 from bench.records.combine import combine
@@ -160,7 +160,7 @@ def combine_path(search):
     combined = {}
     for step in search.answer():
         rows = [row for rows_of in (*search.rounds, *search.final) for row in rows_of.get(step, [])]
-        if not any(row["status"] == "ok" for row in rows):
+        if not has_result(rows):
             break
         combined[step] = combine(rows)[0]
     return combined

@@ -39,14 +39,19 @@ def warn(line):
     print(line, file=sys.stderr)
 
 
+def find_file(name, folder):
+    """Return the path of the file that A or B names, or the machine, also as pages write it; None if there is none."""
+    paths = [Path(os.path.expanduser(name)), folder / f"{name}.csv"]
+    with suppress(ValueError):
+        paths.append(folder / f"{slug(name)}.csv")
+    return next(filter(Path.is_file, paths), None)
+
+
 def read_side(side, environ, folder):
     """Read the file that A or B names; returns (lines as tables.latest() describes them, rows)."""
-    name = os.path.expanduser(environ.get(side, "").strip())
-    path = Path(name) if Path(name).is_file() else folder / f"{name}.csv"
-    if name and not path.is_file():  # a machine as pages write it
-        with suppress(ValueError):
-            path = folder / f"{slug(name)}.csv"
-    if not path.is_file():
+    name = environ.get(side, "").strip()
+    path = find_file(name, folder)
+    if not path:
         known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
         wrong = f"{side}={name!r} must be" if name else f"{side} is not set, and A and B are compared: set it, too, to"
         raise SettingError(f"{wrong} a CSV file or a machine in {folder.name}/: one of {known}")
@@ -61,11 +66,10 @@ def read_side(side, environ, folder):
 def find_published(environ, folder):
     """Return the published rows of the machine B, unless a file of results has that name; [] if none is meant."""
     typed = environ.get("B", "").strip()
-    if Path(os.path.expanduser(typed)).is_file() or (folder / f"{typed}.csv").is_file():
+    if not typed or find_file(typed, folder):
         return []
     published = match.group_published(frames.load(folder, warn).lines)
-    found = match.find_names(typed, published) if typed else []
-    return published[match.choose_name(typed, published)] if found else []
+    return published[match.choose_name(typed, published)] if match.find_names(typed, published) else []
 
 
 def pair_lines(a, b, names):

@@ -26,7 +26,7 @@ from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 from measure_all import Kept, find_place, measure_passes, say
 
-SECONDS, COMPILED_SECONDS = 25, 75  # that a process takes, more or less
+SECONDS, COMPILED_SECONDS, SWEEP_SECONDS = 25, 75, 90  # that a process takes, more or less
 LONGEST = 120  # seconds of a process, at the best that the machine's matmuls reach
 LEAST_STEPS = 20  # of a process: the first ones, the check, the windows
 
@@ -110,12 +110,19 @@ def list_machines(run: Run, published, *here):
     found = []
     for name, rows in published.items():
         runs, reasons = plan(run, rows, *here)
-        seconds = sum((COMPILED_SECONDS if each.settings.compile else SECONDS) for each in runs.values())
+        seconds = sum(each.settings.runs * seconds_of(each) for each in runs.values())
         if runs:
-            minutes = f"about {max(1, round(seconds * int(run.settings.runs or standard_set.RUNS) / 60))} minutes"
+            minutes = f"about {max(1, round(seconds / 60))} minutes"
             count = len(match.one_of_each_work(rows)) - len(reasons)
             found.append((count, f"  {name}: {count} results, {minutes}"))
     return [line for _, line in sorted(found, key=lambda each: -each[0])]
+
+
+def seconds_of(run: Run):
+    """Estimate the seconds of one process."""
+    if run.command == "tflops":
+        return SWEEP_SECONDS
+    return COMPILED_SECONDS if run.settings.compile else SECONDS
 
 
 def main(environ=os.environ):

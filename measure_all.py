@@ -282,7 +282,7 @@ def main():
     refuse_ranks("make all")
     run = read_fixed_run("all")  # the set is the same on every machine
     settings = run.settings
-    if not settings.quick and doctor.examine((settings.framework,)):
+    if not settings.quick and doctor.examine((settings.framework,), sys.executable):
         return 1
     host, device, blank = find_place(run)
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")

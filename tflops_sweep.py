@@ -76,8 +76,7 @@ def measure_sweep(rig: child.Rig, _):
     settings = rig.settings
     device = rig.device
     try:
-        precisions = settings.precision if "matmul" in settings.ops else ()
-        for precision in precisions:
+        for precision in settings.precision if "matmul" in settings.ops else ():
             sweep_sizes(sweep, precision)
             matmuls = [row for row in sweep.rows if row["status"] == "ok" and row["precision"] == precision]
             best = max((row for row in matmuls if row["model"] == "matmul"), key=itemgetter("tflops"), default=None)

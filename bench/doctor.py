@@ -19,8 +19,12 @@ from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
 
-def examine(frameworks=tuple(FRAMEWORKS)):
-    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
+def examine(frameworks=tuple(FRAMEWORKS), interpreter=""):
+    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run.
+
+    Args:
+        interpreter: that has the frameworks; "": PYTHON, or that of each one's environment.
+    """
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
         show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {fix}")
@@ -35,7 +39,7 @@ def examine(frameworks=tuple(FRAMEWORKS)):
         show("power", "ok", source or "the system does not report its power source")
     why = environment.explain_commit(commit)
     show("commit", "no" if why else "ok", why or commit)
-    works = [try_framework(name) for name in frameworks]
+    works = [try_framework(name, interpreter) for name in frameworks]
     if not any(works):
         print("\nno framework can run here yet: the lines above say why, and what to do", file=sys.stderr)
     return 0 if any(works) else 1
@@ -58,11 +62,12 @@ def show(subject, state, words):
     print(f"{subject:<12} {state:<3} {words}", flush=True)
 
 
-def try_framework(name):
+def try_framework(name, interpreter=""):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
     python = os.environ.get("PYTHON")
     is_apart = sys.platform != "darwin" and (ROOT / f"requirements/{name}.txt").exists()  # as in the Makefile
-    interpreter = python or str(ROOT / (f".venv-{name}" if is_apart else ".venv") / "bin" / "python")
+    environment_of = ROOT / (f".venv-{name}" if is_apart else ".venv")
+    interpreter = interpreter or python or str(environment_of / "bin" / "python")
     if not python and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False
@@ -70,7 +75,9 @@ def try_framework(name):
     fix = "set PYTHON to another interpreter" if python else f"`make clean`, `make image FRAMEWORK={name}`"
     command = [interpreter, "-m", "bench.doctor", name]
     try:
-        done = subprocess.run(command, timeout=processes.FIRST_LIMIT, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            command, cwd=ROOT, timeout=processes.FIRST_LIMIT, capture_output=True, text=True, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         show(name, "no", f"{error}: {fix}")
         return False

@@ -7,13 +7,11 @@ results differ between them (RUNS). A child only writes lines (bench/child.py), 
 rows as soon as the child has ended; no child writes into results/. The parent imports no framework.
 """
 
-import atexit
 import functools
 import importlib
 import logging
 import math
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -141,7 +139,7 @@ def measure_command(command, make_workload, describe_rows):
         log.warning("%s, then measure again", host.busy)
 
     # Status
-    return status or (0 if any(row["status"] == "ok" for row in measured) else 1)
+    return status or (0 if has_result(measured) else 1)
 
 
 def measure_as_rank(command, make_workload, measure_work, describe_rows):
@@ -384,14 +382,12 @@ def run_children(children, host, number, group="", keeps_parts=False):
 @functools.cache
 def make_folder():
     """Make the folder for the numbers that the first process of each run has checked; it goes with this process."""
-    folder = tempfile.mkdtemp(prefix="numbers-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
+    return tempfile.TemporaryDirectory(prefix="numbers-", ignore_cleanup_errors=True)
 
 
 def numbers_of(run):
     """Return the path of the file with the numbers that a run's first process has checked."""
-    return make_folder() / run.run_id
+    return Path(make_folder().name, run.run_id)
 
 
 def make_child(run: Run, show, limit=math.inf, **task):

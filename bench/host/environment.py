@@ -304,9 +304,7 @@ class Host:
     commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
     busy: str = ""  # the warning, if other programs used half of the machine before the first child
-    rest: dict = field(
-        default_factory=dict
-    )  # of the device before the first child, as meters.measure_rest() returns it
+    rest: dict = field(default_factory=dict)  # of the device before that child, as meters.measure_rest() returns it
 
 
 def read_linux_cpu():

@@ -204,15 +204,16 @@ function showTable(found, columns, address) {
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
   const body = element("tbody", {}, ...found.flatMap((line) => {
+    const key = line.a ?? line.b ?? line; // a pair of lines is made anew each time
     const toggle = () => {
-      if (!opened.delete(line)) opened.add(line);
+      if (!opened.delete(key)) opened.add(key);
       show();
     };
     const button = element("button", {type: "button", onclick: toggle,
       "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
     const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
     const show = () => {
-      const isOpen = opened.has(line);
+      const isOpen = opened.has(key);
       button.setAttribute("aria-expanded", String(isOpen));
       details.replaceChildren(...isOpen ? [line.a ?? line, line.b].filter(Boolean).map(describe) : []);
       below.hidden = !isOpen;

@@ -151,7 +151,7 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
         flags.append("barrier_shows")
     about = {"first_step_seconds": first_step_seconds, "warmup_seconds": warmup_seconds, "readings": readings}
     about["turn_rates"] = [job.items_per_step * steps / statistics.median(turn) for turn in turns if turn]
-    return summarise(job, windows, steps, job.num_items is not None, stop_reason, flags, about)
+    return summarise(job, windows, steps, stop_reason, flags, about)
 
 
 def measure_stream(job: Job):
@@ -186,15 +186,16 @@ def measure_stream(job: Job):
     flags, about["readings"] = check_counters(job, counters, steps * len(windows), stop_reason)
     if steps * len(windows) < ENOUGH_QUEUES * session.queue_steps:
         flags.append("short")  # a queue that was full or empty at the start may still show in the total
-    return summarise(job, windows, steps, True, stop_reason, flags, about)
+    return summarise(job, windows, steps, stop_reason, flags, about)
 
 
-def summarise(job: Job, windows, steps, is_mean, stop_reason, flags, about):
+def summarise(job: Job, windows, steps, stop_reason, flags, about):
     """Return the Measurement of some windows.
+
+    The throughput of pipelines and of NUM_IMAGES is that of all seconds, instead of the median window's.
 
     Args:
         steps: in a window.
-        is_mean: whether the throughput is that of all seconds, instead of the median window's.
         about: its other fields.
     """
     done = steps * len(windows)
@@ -203,7 +204,7 @@ def summarise(job: Job, windows, steps, is_mean, stop_reason, flags, about):
         flags.append("drift")
     items_in_window = job.items_per_step * steps
     throughput = items_in_window / statistics.median(windows)
-    if is_mean:
+    if job.is_stream or job.num_items is not None:
         throughput = job.items_per_step * done / seconds
     if len(windows) >= LEAST_UNEVEN and job.items_per_step * done / seconds < (1 - MAX_UNEVEN) * throughput:
         flags.append("uneven")

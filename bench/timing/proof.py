@@ -2,24 +2,27 @@
 
     before the first step  each process      its parameters, precision and quantised weights are right; in training a
                                              pair of items is evaluated at the initial weights
-    after the first step   each process      the compiler did not skip the model; the output is finite, and differs
-                                             between items
+    after the first step   each process      the compiler did not skip the model; in inference the output is finite, and
+                                             differs between items
     before the windows     each process      steps of a window take as long as steps that are read one by one
-    after the last window  each process      the optimizer counted every step; at least half of the weights moved, and
-                                             BatchNorm's statistics and dropout's random numbers changed
-    then                   each process      the last output is that of its step; a step on new data takes as long; a
-                                             pipeline gives the pictures of its files (bench/frameworks/session.py)
+    after the last window  each process      in training the optimizer counted every step; at least half of the weights
+                                             moved (in 16 bits one), and BatchNorm's statistics and dropout's random
+                                             numbers changed
+    then                   each process      in inference the last output is that of its step; of resident batches a
+                                             step on new data takes as long; a pipeline gives the pictures of its files
+                                             (bench/frameworks/session.py)
                            the first one     the timed function on new data agrees with the reference
                            the later ones    their numbers agree with the first one's: the same outputs, in training
                                              those of the pair at the initial weights (so do those of end_to_end)
 
 The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
 float32. It is made after the windows, so that the first process measures like the others; only long runs, SUSTAIN and
-EPOCHS, are also compared before. Its inputs are two items that no step has used, chosen by the seed. In inference and
-prefill: one of the first half of a new batch, and one of the second half of this batch with its halves exchanged. In
-decode and training: one of each half of a new batch. The timed function computes them in a batch of the timed size.
-If two items take more than MAX_REFERENCE_FLOPS, a smaller pair is computed uncompiled. Nothing is compiled for the
-proof, except in training with dropout or BatchNorm, which are then in evaluation mode.
+EPOCHS, are also compared before. Its inputs are two items of a batch that no step has used, one of each half, chosen by
+the seed; in inference and prefill the second one is computed after the halves were exchanged. The timed function
+computes them in a batch of the timed size. If two items take more than MAX_REFERENCE_FLOPS, a smaller pair takes their
+place, in inference uncompiled. In inference PyTorch compiles nothing for the proof. Training is compared in evaluation
+mode: by the timed function if that is the same in this mode, else (dropout, BatchNorm, and in JAX, TensorFlow and MLX)
+by a function that is compiled for the proof.
 
 What no check sees: a clock or a counter that lies; work that is right in the proof and wrong before it; items of a
 batch that are not compared and are wrong in the same way each time. The tests prove the rest: that the loss falls,
@@ -68,7 +71,7 @@ OUTPUT, LAST, FIRST, ADAPTER = (
     "gradient of the first layer",
     "gradient of adapter",
 )
-LEAST_GRADIENT = 1e-6  # of the largest one: a smaller one may be nothing but rounding
+LEAST_GRADIENT = 1e-6  # of the largest part: a smaller one may be nothing but rounding
 SAMPLED = 2**16  # numbers of a gradient whose norm is compared
 STORED = 1000  # numbers of each part that later processes compare theirs with
 PROOF_SEED = 1000  # of batches that no step has used
@@ -199,7 +202,8 @@ class Proof:
 
         Args:
             context: the framework's DeviceContext, which is not kept.
-            compares: whether the model is compared with the reference, or else with the numbers in the file.
+            compares: whether the model is compared with the reference, or else with the numbers in the file. The
+                first process, which finds no file, compares (bench/child.py).
             path: of the file with the numbers that the first process of this run has checked, or "".
         """
         self.device = context.device
@@ -221,6 +225,7 @@ class Proof:
         """
         if has_convolutions and self.reference == "float64" and not context.has_float64_convolutions:
             self.reference = ""
+            self.note = "not compared with the CPU, which has no convolutions in float64 in this framework"
         names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
         if self.precision in EIGHT_BITS:  # compared with exact products instead
             precisions = {"matmul": self.precision}
@@ -229,7 +234,7 @@ class Proof:
         self.measured_precision = precisions["matmul"]
         if len(set(precisions.values())) > 1:
             self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
-        if self.precision == "tf32" and "tf32" not in self.measured_precision:
+        if self.precision == "tf32" and precisions["matmul"] != "tf32":
             raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
         if self.precision == "float32" and not context.weight_bits:
             refuse_coarse_float32(self.device, precisions)
@@ -256,12 +261,11 @@ class Proof:
             _probed[key] = name_precision(error, is_float16)
         return _probed[key]
 
-    def has_memory(self, parameters, has_gradients=False):
-        """Return whether the free memory suffices for the reference of this many parameters; if not, note it."""
+    def has_memory(self, parameters, gradients=0):
+        """Return whether the free memory suffices for the reference of so many weights and gradients, or note it."""
         if self.reference == "float64" and parameters > MAX_DISTURBED:
             self.spread = 0
-        needed = HOST_BYTES[self.reference] * parameters * (2 if has_gradients else 1)
-        if needed < resources.available_bytes():
+        if HOST_BYTES[self.reference] * (parameters + gradients) < resources.available_bytes():
             return True
         self.note = f"not compared with the CPU, which has too little memory for this model in {self.reference}"
         return False
@@ -273,7 +277,7 @@ class Proof:
             evaluate: (spread) -> {part: array}; it disturbs the weights and inputs that are not in `arrays`.
             arrays: NumPy arrays that evaluate() reads; they stay disturbed.
         """
-        expected = disturbed = evaluate(0)
+        expected = evaluate(0)
         if self.spread:
             disturb(arrays, self.spread)
             disturbed = evaluate(self.spread)
@@ -295,7 +299,7 @@ class Proof:
     def exceeds_rounding(self, part, expected):
         """Return whether an expected part is more than rounding.
 
-        A gradient is not if its R is that of unrelated numbers, above 1, or if it is tiny compared with the others, as
+        A gradient is not if its R is that of unrelated numbers, above 1, or if it is tiny compared with the largest, as
         that of the queries and keys of a single token.
         """
         largest = max(np.linalg.norm(right) for right in expected.values())
@@ -339,6 +343,8 @@ class Proof:
             return None
         self.write_numbers({})  # it stays like this if the memory does not suffice and the system kills this process
         expected = expect()
+        if self.path:
+            self.path.unlink()  # if this process is refused now, the next one compares with the reference itself
         if expected:
             self.output_error = relative_error(got[OUTPUT], expected[OUTPUT])
             self.output_limit = self.limit_of(OUTPUT)
@@ -362,8 +368,8 @@ class Proof:
     def compare_with_first_process(self, numbers):
         """Raise MeasurementError unless these parts have the numbers that the first process has checked.
 
-        The limits are those of the first process. In training it cannot see what differs only after the first step:
-        the processes train for different numbers of steps, so they are compared at the initial weights.
+        The limits are those of the first process. In training it cannot see what differs only after the first step, or
+        only if it is compiled: the processes train for different numbers of steps, so the initial weights are compared.
         """
         stored = json.loads(self.path.read_text()) if self.path else {}
         if self.path and not stored:
@@ -404,7 +410,7 @@ def disturb(arrays, spread):
 
 
 def evaluate_initial_weights(session):
-    """Return {part: array} of a pair of items at the initial weights, uncompiled and in evaluation mode.
+    """Return {part: array} of a pair of items at the initial weights, in evaluation mode, in PyTorch uncompiled.
 
     Raises:
         MeasurementError: infinities or NaN, zeros, or two items with one output.
@@ -599,10 +605,20 @@ def choose_items(session, count):
     return first % max(1, half), half + second % (count - half)
 
 
-def draw_batches(session):
-    """Return two batches of the timed size in NumPy, that no step has used and whose items all differ.
+def choose_places(session, count):
+    """Return (number, place) of the two items in the batches of draw_batches(): the second one is in the second batch.
 
-    The second one is the first one with its halves exchanged; a single item is followed by another one.
+    Both are in the first half then: refuse_unequal_places() compares the other one with it.
+    """
+    first, second = choose_items(session, count)
+    return (0, first), (1, (second + count // 2) % count)
+
+
+def draw_batches(session):
+    """Return two batches of the timed size in NumPy that no step has used, whose items differ.
+
+    The second one is the first one with its halves exchanged; a single item is followed by another one. CIFAR-10 has
+    only 50,000 images, so that a new batch of it is a new choice.
     """
     workload, seed = session.workload, (session.context.seed, PROOF_SEED)
     batches = iter(workload.make_batches(session.batch_size, seed))
@@ -648,11 +664,11 @@ def refuse_wrong_output(session):
     are too large for the reference are compared in a smaller size, uncompiled; then eight steps in a random order
     prove that the timed size gives equal outputs for equal batches. Without a reference, a compiled model is compared
     with the uncompiled one. It cannot see outputs that are right for these items, and wrong for others of the same
-    batches.
+    batches; nor, of large items, what is wrong in the timed size, the same in each step and uncompiled.
     """
     proof, model, workload = session.proof, session.model, session.workload
     batches = draw_batches(session)
-    items = choose_items(session, session.batch_size)
+    places = choose_places(session, session.batch_size)
     is_large = bool(workload.make_checked) and exceeds_reference(session)
     order = [0, 1]
     if is_large:
@@ -663,7 +679,7 @@ def refuse_wrong_output(session):
     for number, output in zip(order, outputs, strict=True):
         refuse_equal_halves(output)
         check_equal(output, outputs[number], proof.fixed_limit / 10, "equal batches give outputs that differ")
-    rows = np.stack([output[item] for output, item in zip(outputs, items, strict=False)])
+    rows = np.stack([outputs[number][place] for number, place in places])
     session.free()
 
     def compute_plain(*batches):
@@ -674,21 +690,22 @@ def refuse_wrong_output(session):
         pair = workload.make_checked(2, session.context.seed)[0]
         (got,) = compute_plain(pair)
     else:
-        pair = tuple(np.stack([one[items[0]], other[items[1]]]) for one, other in zip(*batches, strict=True))
+        pair = tuple(np.stack([each[number][place] for number, place in places]) for each in zip(*batches, strict=True))
         got = rows
-    expected = proof.settle({OUTPUT: got}, functools.partial(expect_model, session, pair))
+    expected = proof.settle({OUTPUT: got}, functools.partial(expect_model, session, pair), {OUTPUT: rows})
     if expected:
         refuse_unequal_places(session, *outputs[:2])
     if (not expected or is_large) and session.context.compile and proof.compares:
-        plain = [output[item] for output, item in zip(compute_plain(*batches), items, strict=True)]
-        proof.compare({OUTPUT: rows}, {OUTPUT: np.stack(plain)}, "differs if it is compiled")
+        plain = compute_plain(*batches)
+        expected_rows = np.stack([plain[number][place] for number, place in places])
+        proof.compare({OUTPUT: rows}, {OUTPUT: expected_rows}, "differs if it is compiled")
     model.damp(1 / DAMPING)
 
 
 def expect_model(session, pair):
     """Return {part: array} of the reference for two items in NumPy; None if the memory does not suffice."""
     proof, model = session.proof, session.model
-    if not proof.reference or not proof.has_memory(model.size, model.is_trained):
+    if not proof.reference or not proof.has_memory(model.size, model.is_trained * model.parameters):
         return None
     return proof.expect(*model.reference(pair, proof.reference))
 
@@ -718,10 +735,10 @@ def refuse_wrong_gradients(session):
             if missing:
                 model.train(*known)
                 missing &= model.parts_without_gradient()
+    session.free()  # an evaluation keeps more than a step does
     model.damp(DAMPING)
     got = model.evaluate(session.context.put(*batch), items)
     if all(np.isfinite(array).all() for array in got.values()):
-        session.free()
         pair = tuple(each[items] for each in batch)
         expected = proof.settle(got, functools.partial(expect_model, session, pair), session.initial)
         lost = [part for part in missing if expected and proof.exceeds_rounding(part, expected)]
@@ -774,8 +791,8 @@ def refuse_wrong_logits(session):
     refuse_changed_weights(session)
     batches = [ids for (ids,) in draw_batches(session)]
     count, tokens = batches[0].shape
-    items = choose_items(session, count)
-    picked = [(0, item) for item in sorted(set(items))] if session.is_decode else list(enumerate(items))
+    items = sorted(set(choose_items(session, count)))
+    picked = [(0, item) for item in items] if session.is_decode else choose_places(session, count)
     pieces = [
         follow_routers(session, functools.partial(session.run_new, ids), count) for ids in batches[: picked[-1][0] + 1]
     ]
@@ -816,7 +833,9 @@ def refuse_two_wrong_layers(session):
     It takes the place of a model whose weights are too many for the CPU, and which is freed. It cannot see what is
     wrong in other layers.
     """
+    is_compiled = session.context.compile
     refuse_wrong_logits(session.shrink(COMPARED_LAYERS))
+    session.context.compile = is_compiled
     if session.proof.output_error is not None:
         layers = session.workload.sizes.num_layers
         session.proof.note = f"the CPU has the memory to compare only {COMPARED_LAYERS} of {layers} layers"

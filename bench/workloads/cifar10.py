@@ -6,6 +6,7 @@ Each image is one byte of label and 3 x 32 x 32 bytes of red, green and blue.
 
 import functools
 import logging
+import math
 import sys
 import tarfile
 
@@ -49,7 +50,9 @@ def choose(data):
 def make_batches(data, batch_size, seed):
     """Return RESIDENT_BATCHES pairs (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
     images, labels = synthetic_images(RESIDENT_BATCHES * batch_size, seed) if data == "synthetic" else load()[:2]
-    order = np.resize(np.random.default_rng(seed).permutation(len(images)), (RESIDENT_BATCHES, batch_size))
+    random, count = np.random.default_rng(seed), RESIDENT_BATCHES * batch_size
+    passes = [random.permutation(len(images)) for _ in range(math.ceil(count / len(images)))]
+    order = np.concatenate(passes)[:count].reshape(RESIDENT_BATCHES, batch_size)
     return [(as_floats(images[batch]), labels[batch]) for batch in order]
 
 

@@ -122,19 +122,18 @@ def test_inference_that_is_right_only_before_it_is_timed_is_refused(monkeypatch,
     refuses(open_session(script, "inference", **environ), steps=70)
 
 
-def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves(monkeypatch):
+@pytest.mark.parametrize("batch_size", ["1", "2"])
+def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves(monkeypatch, batch_size):
     monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", 0)
+    environ = {"USE_GPU": "0", "BATCH_SIZE": batch_size}
     for phase in ("inference", "training"):
-        session = open_session("diffusion", phase, USE_GPU="0")
+        session = open_session("diffusion", phase, **environ)
         measure_and_prove(session)
         assert session.proof.output_error < session.proof.output_limit
     usual = on_torch.Model.infer
     for share in (2, 3, 4):
-        session, cheat, calls = (
-            open_session("diffusion", "inference", USE_GPU="0"),
-            keep_features(share),
-            itertools.count(),
-        )
+        session = open_session("diffusion", "inference", **environ)
+        cheat, calls = keep_features(share), itertools.count()
         session.model.infer = functools.partial(
             lambda cheat, calls, *x: cheat(usual, next(calls), *x), cheat, calls, session.model
         )
@@ -276,6 +275,23 @@ def test_later_processes_have_the_numbers_of_the_first_one(monkeypatch, tmp_path
     usual = functional.linear
     monkeypatch.setattr(functional, "linear", lambda x, weight, bias=None: usual(x, weight, bias) * 1.01)
     refuses(open_session(script, phase, compares=False, path=path, USE_GPU="0"), "first process")
+
+
+def test_large_items_of_later_processes_are_compared_in_the_timed_size(monkeypatch, tmp_path):
+    monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", 0)
+    path = str(tmp_path / "numbers")
+    measure_and_prove(open_session("diffusion", "inference", path=path, USE_GPU="0"))
+    usual = on_torch.Model.infer
+    monkeypatch.setattr(on_torch.Model, "infer", lambda model, *inputs: 1.01 * usual(model, *inputs))
+    refuses(open_session("diffusion", "inference", compares=False, path=path, USE_GPU="0"), "first process")
+
+
+def test_after_a_refused_process_the_next_one_compares_with_the_reference(monkeypatch, tmp_path):
+    path = tmp_path / "numbers"
+    usual = on_torch.Model.infer
+    monkeypatch.setattr(on_torch.Model, "infer", lambda model, *inputs: 1.01 * usual(model, *inputs))
+    refuses(open_session("mlp", "inference", path=str(path), USE_GPU="0"), "differs from the CPU's")
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("are_many", [True, False])

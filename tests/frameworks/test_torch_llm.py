@@ -1,13 +1,16 @@
 """What is special to language models in PyTorch: their cache, their library and their counts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
-from bench.frameworks.pytorch import on_torch_llm
-from bench.timing import MeasurementError
+from bench.frameworks.pytorch import on_torch, on_torch_llm
+from bench.timing import MeasurementError, proof
 from llm_benchmark import DECODERS
 from tests.frameworks import packed
 from tests.frameworks.sessions import describe_llm, measure_and_prove, open_llm
@@ -221,6 +224,17 @@ def test_a_wrong_gradient_of_an_early_adapter_is_wrong_output(monkeypatch, bits)
         measure_and_prove(train_quantised(bits))
 
 
+def test_the_gradient_through_quantised_weights_is_that_of_the_weights_they_stand_for(bits):
+    module = on_torch_llm.Decoder(describe_llm("decode", MODEL="tiny-qwen"))
+    module.fill("cpu", torch.float32 if bits == 8 else torch.bfloat16, bits)
+    layer = module.decoder.model.layers[0].mlp.down_proj
+    x = torch.randn(3, layer.weight.shape[1], dtype=layer.weight.dtype, requires_grad=True)
+    restored = on_torch_llm.restore(layer.weight, x.dtype)
+    (got,) = torch.autograd.grad(layer(x).sum(), x)
+    (expected,) = torch.autograd.grad(functional.linear(x, restored).sum(), x)
+    torch.testing.assert_close(got, expected)
+
+
 def test_training_keeps_no_restored_weights_for_the_backward_pass(bits):
     session, kept = train_quantised(bits), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -257,6 +271,15 @@ def test_a_compiled_mixture_of_experts_is_compared_with_the_uncompiled_one():
     measure_and_prove(open_llm(MODEL="tiny-moe", COMPILE="1", PRECISION="bfloat16"))
 
 
-def test_an_uncompiled_row_of_8_bits_says_how_it_is_used():
+def test_an_uncompiled_row_of_8_bits_says_how_it_is_used(monkeypatch):
     assert "COMPILE=1" in open_llm(WEIGHT_BITS="8", USE_GPU="0").context.notes()
     assert "COMPILE=1" not in open_llm().context.notes()
+    deep = replace(DECODERS["tiny-llama"], num_layers=6)
+    monkeypatch.setitem(DECODERS, "tiny-llama", deep)
+    bytes_of_five = proof.HOST_BYTES["float32"] * llm_benchmark.count_parameters(replace(deep, num_layers=5))
+    monkeypatch.setattr(proof.resources, "available_bytes", lambda: bytes_of_five)
+    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
+    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
+    session = open_llm(PRECISION="bfloat16", WEIGHT_BITS="8", COMPILE="1", USE_GPU="0")
+    measure_and_prove(session)  # the two layers that are compared are uncompiled
+    assert ("2 of 6 layers" in session.proof.note, "COMPILE=1" in session.context.notes()) == (True, False)

@@ -157,7 +157,7 @@ BUGS = {
     ),
     "accept_ignored_context": Bug(PROOF, "require(change > error", "require(True", CHECKS),
     "accept_a_long_sequence_whatever_it_gives": Bug(
-        PROOF, '    require(error <= limit, f"the last', '    require(True, f"the last', TIMED
+        PROOF, '    require(error <= limit, f"the last', '    require(True, f"the last', CHECKS
     ),
     "later_processes_compare_nothing": Bug(
         PROOF, "for part, (limit, expected) in stored.items():", "for part, (limit, expected) in ():", TIMED

@@ -233,6 +233,14 @@ def test_details_stay_open_until_they_are_closed(folder):
     assert show(page, DETAILS, OPEN) == ["15:1"] * 4  # width of the scroll bar, open details
 
 
+def test_details_of_a_pair_of_lines_stay_open_after_sorting(folder):
+    write(folder, [rate(10)])
+    write(folder, [rate(25)], "b")
+    page = html.write_page(read(folder), folder / "index.html")
+    act = """() => { location.replace("#a=a&b=b"); render(); document.querySelector("td button").click(); render(); }"""
+    assert show(page, act, 'document.querySelectorAll("dl").length') == ["2"]
+
+
 def test_a_search_lists_every_work_and_two_machines_are_side_by_side(folder):
     decode = LLM | {"phase": "decode", "depth": "0", "new_tokens": "9"}
     write(folder, [rate(10), rate(5) | decode, rate(3) | LLM])

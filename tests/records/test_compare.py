@@ -28,6 +28,7 @@ def test_the_other_one_of_two_is_asked_for(tmp_path, capsys, a, b):
     compare_results.main(environ | {"A": "a", "B": "a"})
     assert "A and B are both 'a'" in capsys.readouterr().err
     assert compare_results.main(environ | {"A": "a", "B": "NVIDIA H200"}) == 0
+    assert "published" not in capsys.readouterr().out  # there are figures of that name, too
 
 
 def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):

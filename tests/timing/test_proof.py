@@ -118,20 +118,34 @@ def test_two_equal_halves_of_a_batch_are_refused():
             proof.refuse_equal_halves(output)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
+def test_the_items_that_are_compared_are_two(count):
+    for seed in range(20):
+        batches = iter([(np.arange(count),), (np.arange(count, 2 * count),)])
+        workload = SimpleNamespace(make_batches=lambda *_, batches=batches: batches)
+        session = SimpleNamespace(workload=workload, batch_size=count, context=SimpleNamespace(seed=seed))
+        drawn = [batch for (batch,) in proof.draw_batches(session)]
+        places = proof.choose_places(session, count)
+        assert len({drawn[number][place] for number, place in places}) == 2
+
+
 def test_two_items_with_one_output_are_refused():
     proof.refuse_useless_output(np.array([[1.0, 2.0], [2.0, 1.0]]))
     with pytest.raises(MeasurementError, match="two different items"):
         proof.refuse_useless_output(np.array([[1.0, 2.0], [1.0, 2.0]]))
 
 
-@pytest.mark.parametrize("ignores", [False, True])
-def test_logits_that_other_tokens_do_not_change_are_refused(ignores):
+@pytest.mark.parametrize(
+    ("ignores", "factor", "reason"), [(False, 1, ""), (True, 1, "other tokens"), (False, 1.5, "in two halves")]
+)
+def test_long_sequences_are_refused_if_their_logits_ignore_tokens_or_differ_from_those_in_halves(
+    ignores, factor, reason
+):
     def read_halves(ids):
         return np.ones((1, 2)) if ignores else ids @ OUTPUT[:, :8].T
 
     workload = SimpleNamespace(sizes=SimpleNamespace(num_experts=1))
     session = SimpleNamespace(workload=workload, proof=SimpleNamespace(fixed_limit=0.3), read_halves=read_halves)
     ids = np.arange(8).reshape(1, 8)
-    refused = pytest.raises(MeasurementError, match="other tokens") if ignores else nullcontext()
-    with refused:
-        proof.refuse_ignored_context(session, ids, read_halves(ids))
+    with pytest.raises(MeasurementError, match=reason) if reason else nullcontext():
+        proof.refuse_ignored_context(session, ids, factor * read_halves(ids))

@@ -108,7 +108,7 @@ class Model(KerasModel):
         return jax.jit(self.context.counted(function), **options)
 
     def infer_uncompiled(self, *inputs):
-        return self.infer(*inputs)  # every function is compiled
+        return self.keras_model.stateless_call(self.trained, self.others, list(inputs), training=False)[0]
 
     def free_optimizer(self):
         self.slots = []
