@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, has_result, make_child, numbers_of, plan_processes, read_machine, run_children
+from bench.parent import find_device, has_result, make_child, numbers_path, plan_processes, read_machine, run_children
 from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
@@ -228,7 +228,7 @@ def measure_process(run: Run, kept: Kept, host, show, limit):
     before = kept.list_processes(run)
     is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in before)
     if is_first:
-        numbers_of(run).unlink(missing_ok=True)
+        numbers_path(run).unlink(missing_ok=True)
     child = make_child(run, show, limit, rest=host.rest, has_extras=is_first)
     number = 1 + max((int(rows[0]["process"]) for rows in before), default=0)  # a row may have been removed
     rows_of, error = run_children({run: child}, host, number)

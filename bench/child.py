@@ -35,6 +35,8 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
+WARMING_UP = "warming up"  # note while a compiler may work
+
 
 @dataclass(frozen=True)
 class Task:
@@ -88,7 +90,9 @@ def main(command, make_workload, measure_work):
         try:
             settings = parse_settings(command, os.environ)
             if task.finds_device:
-                emit(asdict(frameworks.load(settings.framework).find_device(settings)))
+                device = frameworks.load(settings.framework).find_device(settings)
+                warn_of_device(settings, device)
+                emit(asdict(device))
                 return 0
             status = open_and_measure(settings, make_workload, measure_work, task, emit, end_turn)
         except (SettingError, ModuleNotFoundError) as error:
@@ -123,7 +127,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
     if task.device not in ("", device.type):
         raise SettingError(f"{task.device} was measured, but only {device.type} is found now: run `make doctor`")
     if task.has_extras:
-        warn_of_device(settings, device, me)
+        warn_of_device(settings, device)
     settings = settings.on(device.type, device.emulates_bfloat16)
     num_workers = settings.num_workers
     if num_workers is None:
@@ -134,7 +138,9 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
-        instruments = replace(instruments, **(task.rest if task.has_extras else {"counter": None}))
+        instruments = replace(instruments, **task.rest)
+        if not task.has_extras:
+            instruments = replace(instruments, counter=None)
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
         device_cells = {name: getattr(device, name) for name in names} | {"device": device.type, "nodes": me.nodes}
 
@@ -146,7 +152,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         return measure_work(rig, make_workload)
 
 
-def warn_of_device(settings, device, me):
+def warn_of_device(settings, device):
     """Warn if a GPU is missing, if another one may be faster than the device, or if its start is slow."""
     if device.type == "cpu" and settings.use_gpu is not False:
         why = environment.explain_missing_gpu(settings.framework)
@@ -155,7 +161,7 @@ def warn_of_device(settings, device, me):
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
     for warning in (environment.explain_choice(device.device_name), device.note):
-        if warning and not me.are_many:
+        if warning and not ranks.read_ranks().are_many:
             log.warning("WARNING: %s", warning)
 
 
@@ -258,7 +264,7 @@ def open_job(rig: Rig, workload: Workload, scope):
     compares = group.ranks.rank == 0 and (scope == "epoch" or not os.path.exists(path))
     session = rig.framework.open_session(workload, rank_settings, scope, compares=compares, path=path)
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
-    rig.emit(begun | {"note": "warming up" if scope in ("device", "sustained") else "measuring"})
+    rig.emit(begun | {"note": WARMING_UP if scope in ("device", "sustained") else "measuring"})
     items_per_step = workload.items_per_step * group.ranks.world_size
     try:
         yield Job(

@@ -209,7 +209,7 @@ def read_stored(folder, rows):
 
 
 def plan_runs(runs, make_workload):
-    """Return the runs with the number of GPUs and the data of make mlp.
+    """Return the runs with the number of GPUs and the data of make mlp; build the workload of each, to find mistakes.
 
     Raises:
         SettingError: a run cannot be measured, which the user learns before anything is.
@@ -217,7 +217,7 @@ def plan_runs(runs, make_workload):
     runs = [count_devices(run) if run.settings.has_ranks else run for run in runs]
     if make_workload is None:
         return runs
-    # Only a child knows the device; this is a guess, for mistakes and for the data of `make mlp`.
+    # Only a child knows the device; this is a guess.
     guess = "gpu" if environment.find_card() or sys.platform == "darwin" else "cpu"
     for index, run in enumerate(runs):
         workload = make_workload(run.settings.on("cpu" if run.settings.use_gpu is False else guess))
@@ -241,8 +241,8 @@ def count_devices(run: Run):
 
 
 def find_device(run: Run):
-    """Return the Device that a run's framework finds, in a process of its own."""
-    with report.progress(1) as show:
+    """Return the Device that a run's framework finds, in a process of its own, which warns if a GPU is missing."""
+    with report.progress(1, quiet=False) as show:
         process = make_child(run, show, finds_device=True)
         processes.work_interleaved([process])
     if mistake := find_mistake(run, process):
@@ -282,16 +282,16 @@ def group_runs(runs):
     return split
 
 
-def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=list, **task):
+def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, choose=list, **task):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
-    other. After a process without any result, its run is left out. The processes of the first round compare with the
-    reference, and measure pipelines and energy.
+    other. After a process without any result, its run is left out. The processes of the first round measure pipelines
+    and energy; the first one of a run, in whatever call, compares with the reference.
 
     Args:
         show, limit: as Child takes them.
-        numbers: of the rounds.
+        round_numbers: the numbers of the rounds.
         group: its name; "" makes one, if there are several runs.
         choose: {run: rows of its process} of a round -> the runs of the next round; those that failed are left out.
         task: other fields of child.Task.
@@ -307,10 +307,10 @@ def measure_rounds(runs, host, show, numbers, group="", limit=math.inf, choose=l
     remaining = list(runs)
     interleaves = len(runs) > 1
     devices = {}
-    for number in numbers:
-        is_first = number == numbers[0]
+    for number in round_numbers:
+        is_first = number == round_numbers[0]
         of_round = {"rest": host.rest, "has_extras": is_first} | task
-        unchecked = [path for path in map(numbers_of, remaining) if not path.exists()]
+        unchecked = [path for path in map(numbers_path, remaining) if not path.exists()]
         for takes_turns in (True, False) if interleaves else (False,):
             of_round["takes_turns"] = takes_turns
             children = {run: make_child(run, show, limit, **of_round, device=devices.get(run, "")) for run in remaining}
@@ -385,7 +385,7 @@ def make_folder():
     return tempfile.TemporaryDirectory(prefix="numbers-", ignore_cleanup_errors=True)
 
 
-def numbers_of(run):
+def numbers_path(run):
     """Return the path of the file with the numbers that a run's first process has checked."""
     return Path(make_folder().name, run.run_id)
 
@@ -398,7 +398,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
-    task["numbers_path"] = str(numbers_of(run))
+    task["numbers_path"] = str(numbers_path(run))
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
@@ -438,7 +438,7 @@ def explain_death(process, has_ranks):
         return "out_of_memory", why
     if status == -signal.SIGALRM:
         last = process.lines[-1] if process.lines else {}
-        if last.get("compile") and (last["status"], last["note"]) == (processes.BEGUN, "warming up"):
+        if last.get("compile") and (last["status"], last["note"]) == (processes.BEGUN, child.WARMING_UP):
             return "compiling", f"did not finish compiling within {process.limit:.0f} s: set COMPILE=0"
         return "timed_out", f"stopped after {process.limit:.0f} s"
     if has_ranks:

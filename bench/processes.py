@@ -261,7 +261,7 @@ def obey_parent():
         os.killpg(0, signal.SIGKILL)  # this process leads its group
 
     def end_turn():
-        rest()
+        rest_threads()
         os.write(0, b".")
         turns.acquire()
 
@@ -269,7 +269,7 @@ def obey_parent():
     return end_turn
 
 
-def rest():
+def rest_threads():
     """Wait until the threads of this process use less than a tenth of a core, at most MOST_RESTS times REST_SECONDS."""
     for _ in range(MOST_RESTS):
         before = time.process_time()

@@ -181,8 +181,7 @@ ON_CPU = {
     "llm": {"model": "smollm2-135m", "precision": "float32"},
     "diffusion": {"model": "ddpm-cifar10", "precision": "float32"},
 }
-# Lists whose values are compared, the first of them by interleaved processes. Equal entries count as two. Lists of
-# other settings are different work.
+# Settings whose lists are compared: of several the first one, by interleaved processes. Equal entries count as two.
 COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "WEIGHT_BITS")
 
 
@@ -256,10 +255,11 @@ class Settings:
         return self.num_devices not in (None, 1)
 
     def on(self, device, emulates_bfloat16=False):
-        """Return the settings for a device ("cpu", "cuda", "mps" ...)."""
+        """Return the settings for a device ("cpu", "cuda", "mps" ..., or "gpu" for any other than a CPU)."""
         if device == "cpu":
             return replace(self, **self.cpu_defaults)
-        if emulates_bfloat16 and "precision" in self.cpu_defaults:  # training in float16 needs a scaled loss
+        # The precision is a default then, not the user's. Training in float16 needs a scaled loss.
+        if emulates_bfloat16 and "precision" in self.cpu_defaults:
             return replace(self, precision="mixed_float16" if self.phase in TRAINING else "float16")
         return self
 

@@ -259,6 +259,13 @@ def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumen
     assert line["idle_watts"] == 71
 
 
+@pytest.mark.parametrize("has_extras", [True, False])
+def test_every_process_on_a_card_that_others_used_before_the_run_is_contended(instrumented, has_extras):
+    task = child_process.Task(has_extras=has_extras, rest={"card_is_shared": True})
+    _, (line,) = instrumented(SCOPE="device", task=task)
+    assert "contended" in line["flags"]
+
+
 def test_a_framework_without_a_pipeline_is_measured_on_the_device(child):
     status, lines = child(SCOPE=None, FRAMEWORK="tensorflow")
     assert (status, [line["scope"] for line in lines]) == (0, ["device"])

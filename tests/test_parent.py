@@ -197,6 +197,13 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
         parent.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
 
 
+def test_the_process_that_finds_the_device_warns_of_a_missing_gpu(capfd):
+    run, *_ = read_runs("mlp", {"USE_GPU": "1"})
+    if parent.find_device(run).type != "cpu":
+        pytest.skip("there is a GPU")
+    assert "USE_GPU=1" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("end", "status"), [("killed", "out_of_memory"), ("stuck", "timed_out")])
 def test_a_child_that_dies_leaves_a_row(run_all, end, status):
     code, _, _, (dead, _) = run_all(end, "ok", RUNS="1")

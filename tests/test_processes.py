@@ -73,7 +73,7 @@ task = json.loads(os.environ[processes.TASK])
 def say(**line):
     print(json.dumps(line), file=open(task["path"], "a"), flush=True)
 
-processes.rest = lambda: say(rest=True)
+processes.rest_threads = lambda: say(rest=True)
 try:
     if task["what"] != "works":
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
@@ -148,7 +148,7 @@ def test_a_turn_is_handed_over_when_the_threads_have_stopped(monkeypatch, spinni
     clock = Clock()
     names = {"monotonic": clock, "process_time": lambda: min(clock.now, spinning), "sleep": clock.sleep}
     monkeypatch.setattr(processes, "time", SimpleNamespace(**names))
-    processes.rest()
+    processes.rest_threads()
     assert clock.now == pytest.approx(waited)
 
 

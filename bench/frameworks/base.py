@@ -85,7 +85,7 @@ class Model(ABC):
         """
 
     @abstractmethod
-    def reference(self, pair, precision):
+    def build_reference(self, pair, precision):
         """Return (evaluate, arrays) for Proof.expect(): the same parts for items in NumPy, by the weights on the CPU.
 
         Args:
@@ -139,7 +139,7 @@ class CachedModel(ABC):
         """Return a context that yields a list, to which each router that is called adds (probabilities, experts)."""
 
     @abstractmethod
-    def reference(self, ids, places, chosen, precision):
+    def build_reference(self, ids, places, chosen, precision):
         """Return (evaluate, arrays) for Proof.expect(): the logits of whole sequences at these places, on the CPU.
 
         Args:
@@ -208,7 +208,7 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def read(self, values):
-        """Return the norm of values, a float, once they are computed; that of a single value may always be zero."""
+        """Return the norm of values, a float, once they are computed; of a single value it may always be zero."""
 
     @abstractmethod
     def as_array(self, values):

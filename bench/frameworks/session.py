@@ -31,7 +31,7 @@ def open_session(context_class, workload, settings, scope, compares=True, path="
     Args:
         context_class: the framework's DeviceContext.
         compares: whether the model is compared with the CPU, as Proof takes it.
-        path: of the numbers of the first process, as Proof takes it.
+        path: the file with the numbers of the first process, as Proof takes it.
     """
     phase = settings.phase
     is_operator = workload.samples is not None
@@ -153,7 +153,7 @@ class BaseSession:
         """Let the next step use data that no step has used; return False if no batches are resident.
 
         Args:
-            number: of this call, from 0. From 1 on, four steps on a known batch come first.
+            number: how many calls came before. After the first, four steps on a known batch come first.
         """
         if self.make_batches:
             new = next(iter(self.make_batches((self.context.seed, number + 1))))  # at another address
@@ -236,12 +236,12 @@ class ModelSession(BaseSession):
         proof.refuse_other_parameters(model.parameters, workload.parameters)
         self.workload = workload
         self.batch_size = settings.batch_size
-        self.takes_long = bool(settings.sustain)  # then the proof precedes the windows, too, and frees nothing
+        self.takes_long = bool(settings.sustain)  # it is also proved before its windows, and nothing is freed then
         self.model = model
         self.parameters = model.parameters
         super().__init__(context, stream or (lambda seed: self.put(workload.make_batches(settings.batch_size, seed))))
         self.prove_before()
-        context.traces = 0  # that was compiled too
+        context.traces = 0  # what was compiled for the proof does not count
 
     def put(self, batches):
         """Yield on the device what the steps on some batches in NumPy take, as they take it."""

@@ -211,7 +211,7 @@ class Proof:
         self.compares = compares
         self.path = Path(path) if path else None
         is_double = context.has_float64 and (self.device, self.precision) == ("cpu", "float32")
-        self.reference = "float64" if is_double else "float32"  # "": there is none
+        self.reference_precision = "float64" if is_double else "float32"  # "": there is none
         self.roundings = {}  # R of each part
 
     def measure_precision(self, context, has_convolutions):
@@ -223,8 +223,8 @@ class Proof:
             MeasurementError: `wrong_output` for float16 under another name, `unsupported` for a TF32 that is missing
                 and for float32 in fewer bits.
         """
-        if has_convolutions and self.reference == "float64" and not context.has_float64_convolutions:
-            self.reference = ""
+        if has_convolutions and self.reference_precision == "float64" and not context.has_float64_convolutions:
+            self.reference_precision = ""
             self.note = "not compared with the CPU, which has no convolutions in float64 in this framework"
         names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
         if self.precision in EIGHT_BITS:  # compared with exact products instead
@@ -244,7 +244,7 @@ class Proof:
         self.spread = max(SPREADS.get(precision, 0) for precision in precisions.values()) if is_rounded else 0
         self.fixed_limit, self.least_limit = MAX_ROUGH_ERROR, MAX_RELATIVE_ERROR
         if exact:
-            self.fixed_limit = MAX_CPU_ERROR if self.reference == "float64" else MAX_RELATIVE_ERROR
+            self.fixed_limit = MAX_CPU_ERROR if self.reference_precision == "float64" else MAX_RELATIVE_ERROR
             self.least_limit = LEAST_FLOAT32_ERROR
         if has_convolutions and self.device == "mps":
             self.least_limit = self.fixed_limit  # Metal's Winograd convolutions are wrong by up to 5.7 % each
@@ -263,11 +263,12 @@ class Proof:
 
     def has_memory(self, parameters, gradients=0):
         """Return whether the free memory suffices for the reference of so many weights and gradients, or note it."""
-        if self.reference == "float64" and parameters > MAX_DISTURBED:
+        if self.reference_precision == "float64" and parameters > MAX_DISTURBED:
             self.spread = 0
-        if HOST_BYTES[self.reference] * (parameters + gradients) < resources.available_bytes():
+        if HOST_BYTES[self.reference_precision] * (parameters + gradients) < resources.available_bytes():
             return True
-        self.note = f"not compared with the CPU, which has too little memory for this model in {self.reference}"
+        memory = f"too little memory for this model in {self.reference_precision}"
+        self.note = f"not compared with the CPU, which has {memory}"
         return False
 
     def expect(self, evaluate, arrays):
@@ -349,7 +350,7 @@ class Proof:
             self.output_error = relative_error(got[OUTPUT], expected[OUTPUT])
             self.output_limit = self.limit_of(OUTPUT)
             self.note_unknown(expected)
-            self.compare(got, expected, f"differs from the CPU's in {self.reference}")
+            self.compare(got, expected, f"differs from the CPU's in {self.reference_precision}")
         self.write_numbers(numbers)
         return expected
 
@@ -705,9 +706,9 @@ def refuse_wrong_output(session):
 def expect_model(session, pair):
     """Return {part: array} of the reference for two items in NumPy; None if the memory does not suffice."""
     proof, model = session.proof, session.model
-    if not proof.reference or not proof.has_memory(model.size, model.is_trained * model.parameters):
+    if not proof.reference_precision or not proof.has_memory(model.size, model.is_trained * model.parameters):
         return None
-    return proof.expect(*model.reference(pair, proof.reference))
+    return proof.expect(*model.build_reference(pair, proof.reference_precision))
 
 
 def refuse_wrong_gradients(session):
@@ -821,7 +822,9 @@ def refuse_wrong_logits(session):
     session.free()
 
     def expect():
-        return proof.expect(*session.model.reference(ids, places, chosen, proof.reference)) if fits_memory else None
+        if not fits_memory:
+            return None
+        return proof.expect(*session.model.build_reference(ids, places, chosen, proof.reference_precision))
 
     if proof.settle({OUTPUT: got}, expect, {OUTPUT: rows}) and not session.is_decode:
         refuse_unequal_places(session, *(outputs[0] for outputs, _ in pieces))

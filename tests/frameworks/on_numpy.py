@@ -37,7 +37,7 @@ class Model(base.Model):
         error = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True) - np.eye(width)[target[items]]
         return {proof.OUTPUT: outputs, proof.LAST: inputs.reshape(len(inputs), -1)[items].T @ error}
 
-    def reference(self, pair, precision):
+    def build_reference(self, pair, precision):
         parts = self.evaluate(pair, list(range(len(pair[0]))))
         return lambda _: parts if self.is_trained else {proof.OUTPUT: parts[proof.OUTPUT]}, []
 

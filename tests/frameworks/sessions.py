@@ -97,7 +97,7 @@ def assert_measured(session, items):
     measured = measure_and_prove(session, items)
     assert not {"recompiled", "not_finite"} & set(measured.flags)
     if session.parameters:  # it is no operator
-        assert (session.proof.output_error is not None) == bool(session.proof.reference)
+        assert (session.proof.output_error is not None) == bool(session.proof.reference_precision)
     if not session.may_repeat and session.context.compile:  # nothing is compiled for the proof of inference
         assert session.trace_count() == 1
 

@@ -248,7 +248,7 @@ class Model(base.Model):
             parts[part] = as_numpy(each if proof.is_whole(part) else proof.sample(each, proof.SAMPLED))
         return parts
 
-    def reference(self, pair, precision):
+    def build_reference(self, pair, precision):
         dtype = getattr(mx, precision)
 
         def evaluate(spread):

@@ -245,7 +245,7 @@ class CachedModel(base.CachedModel):
     def routed(self):
         return routed(self.module)
 
-    def reference(self, ids, places, chosen, precision):
+    def build_reference(self, ids, places, chosen, precision):
         def evaluate(spread):
             with on_cpu(self.module, precision, spread), routed(self.module, chosen):
                 logits = self.logits(*self.context.put(ids), place=mx.array(places))

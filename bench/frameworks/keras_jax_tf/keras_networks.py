@@ -129,7 +129,7 @@ class KerasModel(base.Model):
         evaluate = self.context.evaluator(self.keras_model, self.workload, self.is_trained, items, compiled=True)
         return self.name_parts(evaluate(*batch))
 
-    def reference(self, pair, precision):
+    def build_reference(self, pair, precision):
         context = self.context
         self.write_variables()
         weights = [context.as_array(each.value) for each in self.keras_model.weights]

@@ -470,7 +470,7 @@ class Model(base.Model):
             return self.uncompiled(*inputs)
 
     def evaluate(self, batch, items, is_compiled=True):
-        # Without dropout and BatchNorm both modes are one graph.
+        # In the mode of training if that computes the same: then the timed graph is used again.
         self.uncompiled.train(not differs_in_training(self.uncompiled))
         with self.context.autocast():
             module = self.module if is_compiled else self.uncompiled
@@ -481,7 +481,7 @@ class Model(base.Model):
         self.uncompiled.train()
         return parts
 
-    def reference(self, pair, precision):
+    def build_reference(self, pair, precision):
         dtype = getattr(torch, precision)
         # Without random numbers, which take seconds; torchvision's builders read theirs.
         with nullcontext() if self.workload.name == "image" else torch.device("meta"):

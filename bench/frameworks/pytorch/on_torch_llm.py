@@ -308,7 +308,7 @@ class CachedModel(base.CachedModel):
     def routed(self):
         return routed(self.uncompiled)
 
-    def reference(self, ids, places, chosen, precision):
+    def build_reference(self, ids, places, chosen, precision):
         module = copy_to_cpu(self.uncompiled, Decoder(self.workload), getattr(torch, precision)).eval()
         module.decoder.config._experts_implementation = "eager"  # other kernels, which have float64
         ids, places = torch.from_numpy(ids), torch.tensor(places)
