@@ -121,7 +121,7 @@ def measure(find_run, values, host, limit, group, candidates, numbers, is_final,
 
     rounds = []
     limit = limit if numbers[0] > 1 else processes.FIRST_LIMIT
-    group += FINAL * is_final
+    group = group + FINAL if is_final else group
     with report.progress(len(numbers) * len(candidates)) as show:
         options = {"group": group, "limit": limit, "choose": choose_runs, "has_extras": False}
         for rows_of in measure_rounds(list(candidate_of), host, show, numbers, **options):

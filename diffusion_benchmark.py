@@ -21,7 +21,7 @@ from bench.records import report
 from bench.records.columns import format_number
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model
+from bench.workloads.workload import BYTES, Workload, flops_of_phase, resolve_model
 
 # Pixels of the images that are compared with the CPU, and tokens of their prompts, at most: more would take minutes.
 CHECKED_SIDE, CHECKED_TOKENS = 128, 64
@@ -53,7 +53,7 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    settings = name_model(settings, DENOISERS)
+    settings = resolve_model(settings, DENOISERS)
     denoiser = DENOISERS[settings.model]
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, flops_of_phase, name_model
+from bench.workloads.workload import Workload, flops_of_phase, resolve_model
 
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 MOST_NUMBERS = 2**24 - 3  # that are drawn for a batch: a prime, so that no two images of a batch are equal
@@ -43,7 +43,7 @@ def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
     with COUNTS.open(newline="") as lines:
         models = {row["model"]: row for row in csv.DictReader(lines)}
-    model = name_model(settings, models, needs_known=False).model
+    model = resolve_model(settings, models, needs_known=False).model
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     least, step = SIDES.get(model, (1, 1))
     if side < least or side % step:

@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, flops_of_phase, name_model
+from bench.workloads.workload import BYTES, Workload, flops_of_phase, resolve_model
 
 CHECKED_TOKENS = 64  # length of the sequences with which a model in training is compared, at most
 
@@ -102,7 +102,7 @@ DECODERS = {
 
 def llm_workload(settings):
     """Describe the work of a phase; prefill and decode have no loss, because nothing is trained."""
-    settings = name_model(settings, DECODERS)
+    settings = resolve_model(settings, DECODERS)
     decoder = find_decoder(settings)
     if settings.phase not in ("prefill", "decode"):
         return training_workload(settings, decoder)

@@ -17,7 +17,7 @@ from bench.parent import main  # isort: skip  # first, because it tells of a mis
 import numpy as np
 
 from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, flops_of_phase, name_model
+from bench.workloads.workload import Workload, flops_of_phase, resolve_model
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ ENCODERS = {
 
 def transformer_workload(settings):
     """Describe the work: a step takes one batch of sequences of SEQUENCE_LENGTH tokens."""
-    settings = name_model(settings, ENCODERS)
+    settings = resolve_model(settings, ENCODERS)
     encoder = replace(ENCODERS[settings.model], sequence_length=settings.sequence_length)
     parameters, flops = encoder_counts(encoder, settings.phase)
     return Workload(

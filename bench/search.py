@@ -30,6 +30,8 @@ class Search:
             It yields {candidate: rows of its process} after each round, and goes on with the candidates that
             choose(rows of the round) returns.
         used: () -> the share of the time that is used.
+
+    Attributes:
         rounds, final: the rounds of all steps, and those of the last comparison.
         path: the default, and the fastest after each step.
         hopeless: candidates that were far slower than the fastest so far.
@@ -52,13 +54,13 @@ class Search:
         while (changes := self.list_changes()) and (not self.rounds or self.used() < SEARCH_END):
             self.take_step(changes[:CHANGES])
         if len(self.path) > 1:
-            self.compare_rounds(self.path[0], [self.path[-1]], self.final, FINAL_ROUNDS)
+            self.compare_rounds(self.path[0], [self.path[-1]], is_final=True)
 
     def take_step(self, changes):
         """Compare changes with the fastest so far; the best of those that gain becomes the fastest."""
         here = self.path[-1]
         try:
-            self.compare_rounds(here, changes, self.rounds, ROUNDS)
+            self.compare_rounds(here, changes)
         finally:  # after Ctrl-C, what was measured counts
             failures = self.failures()
             pairs = {each: compare(self.rounds, each, here) for each in changes if each not in failures}
@@ -68,17 +70,18 @@ class Search:
             if best != here and ratios[best].throughput >= MIN_GAIN:
                 self.path.append(best)
 
-    def compare_rounds(self, base, changes, rounds, count):
+    def compare_rounds(self, base, changes, is_final=False):
         """Measure a base and changes of it in rounds; a change that is slower in one of them is not repeated."""
+        rounds, count = (self.final, FINAL_ROUNDS) if is_final else (self.rounds, ROUNDS)
 
         def choose(rows_of):
             pairs = {change: compare([rows_of], change, base) for change in changes}
             faster = [change for change, pair in pairs.items() if pair and pair.ratio.throughput > 1]
-            return [base, *faster] if faster and (rounds is self.final or self.used() < 1) else []
+            return [base, *faster] if faster and (is_final or self.used() < 1) else []
 
         begun = len(self.rounds) + len(self.final)
         numbers = range(begun + 1, begun + 1 + count)
-        for rows_of in self.measure([base, *changes], numbers, rounds is self.final, choose):
+        for rows_of in self.measure([base, *changes], numbers, is_final, choose):
             rounds.append(rows_of)
 
     def list_changes(self):

@@ -86,7 +86,7 @@ MODELS = {
 }
 
 
-def name_model(settings, models, needs_known=True):
+def resolve_model(settings, models, needs_known=True):
     """Return the settings with the model's own name instead of one that is written differently, as ResNet-50.
 
     Letters and digits have to agree, in any case, with the name or with that in MODELS, of exactly one model.
