@@ -24,7 +24,7 @@ from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase, resolve_model
 
 # Pixels of the images that are compared with the CPU, and tokens of their prompts, at most: more would take minutes.
-CHECKED_SIDE, CHECKED_TOKENS = 128, 64
+COMPARED_SIDE, COMPARED_PROMPT = 128, 64
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ def diffusion_workload(settings):
     if side % denoiser.pixels:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")
     conditions = {  # those of a prompt have an axis of tokens
-        name: shape if len(shape) == 1 else [min(shape[0], CHECKED_TOKENS), *shape[1:]]
+        name: shape if len(shape) == 1 else [min(shape[0], COMPARED_PROMPT), *shape[1:]]
         for name, shape in denoiser.conditions.items()
     }
-    small = replace(denoiser, image_size=min(side, CHECKED_SIDE), conditions=conditions)
+    small = replace(denoiser, image_size=min(side, COMPARED_SIDE), conditions=conditions)
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
     # How many numbers there are for each weight: training adds its gradient, and Adam two more.

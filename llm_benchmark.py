@@ -24,7 +24,7 @@ from bench.settings import SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, flops_of_phase, resolve_model
 
-CHECKED_TOKENS = 64  # length of the sequences with which a model in training is compared, at most
+COMPARED_LENGTH = 64  # length of the sequences with which a model in training is compared, at most
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def training_workload(settings, decoder):
         unit="tokens",
         items_per_step=settings.batch_size * tokens,
         make_batches=functools.partial(shifted_batches, decoder, tokens),
-        make_checked=functools.partial(shifted_batches, decoder, min(tokens, CHECKED_TOKENS)),
+        make_checked=functools.partial(shifted_batches, decoder, min(tokens, COMPARED_LENGTH)),
         loss="cross_entropy",
         sizes=decoder,
         parameters=count_trainable(decoder),

@@ -86,7 +86,7 @@ class Model(ABC):
 
     @abstractmethod
     def build_reference(self, pair, precision):
-        """Return (evaluate, arrays) for Proof.expect(): the same parts for items in NumPy, by the weights on the CPU.
+        """Return (evaluate, arrays) for Proof.compute_reference(): the same parts of items in NumPy, on the CPU.
 
         Args:
             pair: the items, which make up a batch.
@@ -140,7 +140,7 @@ class CachedModel(ABC):
 
     @abstractmethod
     def build_reference(self, ids, places, chosen, precision):
-        """Return (evaluate, arrays) for Proof.expect(): the logits of whole sequences at these places, on the CPU.
+        """Return (evaluate, arrays) for Proof.compute_reference(): the logits of sequences at places, on the CPU.
 
         Args:
             ids: NumPy (sequences, tokens).

@@ -192,7 +192,7 @@ class Proof:
     measured_precision: str | None = None  # as name_precision() names it; None without a model or operator
     fixed_limit: float  # of an error if R is unknown; a repetition may differ by a tenth of it
     least_limit: float  # of an error if R is known
-    spread: float  # by which expect() disturbs weights and inputs; 0: not at all
+    spread: float  # by which compute_reference() disturbs weights and inputs; 0: not at all
     output_error: float | None = None  # of the output's compared rows, against the reference
     output_limit: float | None = None  # the limit for that error in this model
     note = ""  # what a reader of its rows has to know
@@ -267,11 +267,11 @@ class Proof:
             self.spread = 0
         if HOST_BYTES[self.reference_precision] * (parameters + gradients) < resources.available_bytes():
             return True
-        memory = f"too little memory for this model in {self.reference_precision}"
-        self.note = f"not compared with the CPU, which has {memory}"
+        in_precision = f"for this model in {self.reference_precision}"
+        self.note = f"not compared with the CPU, which has too little memory {in_precision}"
         return False
 
-    def expect(self, evaluate, arrays):
+    def compute_reference(self, evaluate, arrays):
         """Return {part: array} of the reference, and store R of each part.
 
         Args:
@@ -292,10 +292,11 @@ class Proof:
         ReLUs flip: no gradient but that of the last layer and of adapters is held to less than 30 %.
         """
         rounding = self.roundings.get(part, 0)
+        if not rounding <= MAX_MODEL_ERROR / 2:  # or it is NaN
+            return None
         least = self.least_limit if rounding else self.fixed_limit
         least = least if part.startswith((OUTPUT, LAST, ADAPTER)) else MAX_ROUGH_ERROR
-        limit = min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
-        return limit if rounding <= MAX_MODEL_ERROR / 2 else None
+        return min(MAX_MODEL_ERROR, max(least, ROUNDING_MULTIPLE * rounding))
 
     def exceeds_rounding(self, part, expected):
         """Return whether an expected part is more than rounding.
@@ -324,12 +325,12 @@ class Proof:
                 ratio = np.linalg.norm(computed) / np.linalg.norm(right)
                 require(abs(ratio - 1) <= limit, f"the {part} {words}: its norm is {ratio:.2g} times as large")
 
-    def settle(self, got, expect, numbers=None):
+    def prove(self, got, expect, numbers=None):
         """Compare parts with the reference in the first process, and with its numbers in the others.
 
         Args:
             got: {part: array} from the device.
-            expect: () -> {part: array} of the reference as expect() returns it, or None if there is no memory for it.
+            expect: () -> what compute_reference() returns, or None if there is no memory for it.
             numbers: {part: array} that all processes must agree in, if it is not `got`.
 
         Returns:
@@ -693,7 +694,7 @@ def refuse_wrong_output(session):
     else:
         pair = tuple(np.stack([each[number][place] for number, place in places]) for each in zip(*batches, strict=True))
         got = rows
-    expected = proof.settle({OUTPUT: got}, functools.partial(expect_model, session, pair), {OUTPUT: rows})
+    expected = proof.prove({OUTPUT: got}, functools.partial(expect_model, session, pair), {OUTPUT: rows})
     if expected:
         refuse_unequal_places(session, *outputs[:2])
     if (not expected or is_large) and session.context.compile and proof.compares:
@@ -708,7 +709,7 @@ def expect_model(session, pair):
     proof, model = session.proof, session.model
     if not proof.reference_precision or not proof.has_memory(model.size, model.is_trained * model.parameters):
         return None
-    return proof.expect(*model.build_reference(pair, proof.reference_precision))
+    return proof.compute_reference(*model.build_reference(pair, proof.reference_precision))
 
 
 def refuse_wrong_gradients(session):
@@ -741,7 +742,7 @@ def refuse_wrong_gradients(session):
     got = model.evaluate(session.context.put(*batch), items)
     if all(np.isfinite(array).all() for array in got.values()):
         pair = tuple(each[items] for each in batch)
-        expected = proof.settle(got, functools.partial(expect_model, session, pair), session.initial)
+        expected = proof.prove(got, functools.partial(expect_model, session, pair), session.initial)
         lost = [part for part in missing if expected and proof.exceeds_rounding(part, expected)]
         require(not lost, f"the timed steps have no {'; no '.join(lost[:2])}")
     else:
@@ -824,9 +825,9 @@ def refuse_wrong_logits(session):
     def expect():
         if not fits_memory:
             return None
-        return proof.expect(*session.model.build_reference(ids, places, chosen, proof.reference_precision))
+        return proof.compute_reference(*session.model.build_reference(ids, places, chosen, proof.reference_precision))
 
-    if proof.settle({OUTPUT: got}, expect, {OUTPUT: rows}) and not session.is_decode:
+    if proof.prove({OUTPUT: got}, expect, {OUTPUT: rows}) and not session.is_decode:
         refuse_unequal_places(session, *(outputs[0] for outputs, _ in pieces))
 
 
