@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 
 from bench import frameworks, processes
@@ -91,7 +92,8 @@ def main(command, make_workload, measure_work):
             settings = parse_settings(command, os.environ)
             if task.finds_device:
                 device = frameworks.load(settings.framework).find_device(settings)
-                warn_of_device(settings, device)
+                if not settings.has_ranks:  # rank 0 warns
+                    warn_of_device(settings, device)
                 emit(asdict(device))
                 return 0
             status = open_and_measure(settings, make_workload, measure_work, task, emit, end_turn)
@@ -194,6 +196,8 @@ def measure_quantities(rig: Rig, make_workload):
             return processes.INTERRUPTED
         except Exception as error:
             failure = frameworks.classify_failure(error)
+            if rig.task.numbers_path and rig.group.ranks.rank == 0:  # what it checked is no measure for the next one
+                Path(rig.task.numbers_path).unlink(missing_ok=True)
             rig.emit(work | failure)
             status = failure["status"]
             if rig.group.ranks.are_many:  # the other ranks may never reach the barrier at the end

@@ -23,7 +23,7 @@ def examine(frameworks=tuple(FRAMEWORKS), interpreter=""):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run.
 
     Args:
-        interpreter: that has the frameworks; "": PYTHON, or that of each one's environment.
+        interpreter: path of the Python that has the frameworks; "": PYTHON or, if unset, that of their environments.
     """
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
         fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
@@ -66,8 +66,8 @@ def try_framework(name, interpreter=""):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
     python = os.environ.get("PYTHON")
     is_apart = sys.platform != "darwin" and (ROOT / f"requirements/{name}.txt").exists()  # as in the Makefile
-    environment_of = ROOT / (f".venv-{name}" if is_apart else ".venv")
-    interpreter = interpreter or python or str(environment_of / "bin" / "python")
+    folder = ROOT / (f".venv-{name}" if is_apart else ".venv")
+    interpreter = interpreter or python or str(folder / "bin" / "python")
     if not python and not os.path.exists(interpreter):
         show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
         return False

@@ -85,7 +85,7 @@ class Search:
             rounds.append(rows_of)
 
     def list_changes(self):
-        """List the changes of the fastest so far that are to be measured, those to the least measured values first.
+        """List the changes of the fastest so far that are to be measured, to values measured least first.
 
         Values that failed, that were hopeless, or that were replaced before, are left out. If no other change is left,
         the batch size is doubled once and twice.

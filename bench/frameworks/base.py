@@ -208,7 +208,7 @@ class DeviceContext(ABC):
 
     @abstractmethod
     def read(self, values):
-        """Return the norm of values, a float, once they are computed; of a single value it may always be zero."""
+        """Return the norm of values as a float, once they are computed; for a single value it may be zero."""
 
     @abstractmethod
     def as_array(self, values):

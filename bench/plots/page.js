@@ -10,7 +10,7 @@ const MOST_BARS = 30;
 const CHOICES = {workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", precision: "Precision",
   batch_size: "Batch size", framework: "Framework", kind: "Device"};
 const NOT_SEARCHED = ["note", "cpu_name"]; // they name other devices
-const opened = new Set(); // lines whose details are shown, also after sorting and filtering
+const opened = new Set(); // keys of the rows whose details are shown, also after sorting and filtering
 let data, lines, machines, picture = [];
 const say = (text) => Object.hasOwn(data.words, text) ? data.words[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
@@ -204,7 +204,7 @@ function showTable(found, columns, address) {
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
   const body = element("tbody", {}, ...found.flatMap((line) => {
-    const key = line.a ?? line.b ?? line; // a pair of lines is made anew each time
+    const key = [line.a, line.b, line].map((each) => lines.indexOf(each)).join(); // a pair is made anew each time
     const toggle = () => {
       if (!opened.delete(key)) opened.add(key);
       show();

@@ -17,12 +17,13 @@
 
 The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
 float32. It is made after the windows, so that the first process measures like the others; only long runs, SUSTAIN and
-EPOCHS, are also compared before. Its inputs are two items of a batch that no step has used, one of each half, chosen by
-the seed; in inference and prefill the second one is computed after the halves were exchanged. The timed function
-computes them in a batch of the timed size. If two items take more than MAX_REFERENCE_FLOPS, a smaller pair takes their
-place, in inference uncompiled. In inference PyTorch compiles nothing for the proof. Training is compared in evaluation
-mode: by the timed function if that is the same in this mode, else (dropout, BatchNorm, and in JAX, TensorFlow and MLX)
-by a function that is compiled for the proof.
+EPOCHS, are also compared before. Its inputs are two items that no step has used, chosen by the seed. In inference and
+prefill: one of the first half of a new batch, and one of the second half of this batch with its halves exchanged. In
+decode and training: one of each half of a new batch. The timed function computes them in a batch of the timed size. If
+two items take more than MAX_REFERENCE_FLOPS, a smaller pair takes their place, in inference uncompiled. Training is
+compared in evaluation mode: by the timed function if it computes the same in this mode, else (dropout, BatchNorm, and
+in JAX, TensorFlow and MLX) by another one, which is compiled if the timed one is. Nothing else is compiled for the
+proof.
 
 What no check sees: a clock or a counter that lies; work that is right in the proof and wrong before it; items of a
 batch that are not compared and are wrong in the same way each time. The tests prove the rest: that the loss falls,
@@ -225,7 +226,6 @@ class Proof:
         """
         if has_convolutions and self.reference_precision == "float64" and not context.has_float64_convolutions:
             self.reference_precision = ""
-            self.note = "not compared with the CPU, which has no convolutions in float64 in this framework"
         names = ["matmul", "convolution"] if has_convolutions else ["matmul"]
         if self.precision in EIGHT_BITS:  # compared with exact products instead
             precisions = {"matmul": self.precision}
@@ -235,7 +235,8 @@ class Proof:
         if len(set(precisions.values())) > 1:
             self.measured_precision = ", ".join(f"{name} {computed}" for name, computed in precisions.items())
         if self.precision == "tf32" and precisions["matmul"] != "tf32":
-            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in float32")
+            computed = precisions["matmul"]
+            raise MeasurementError("unsupported", f"this {self.device} has no TF32: it computes in {computed}")
         if self.precision == "float32" and not context.weight_bits:
             refuse_coarse_float32(self.device, precisions)
         # What follows for the checks. What Metal does in float32 is unknown: nobody has measured it.
@@ -345,8 +346,6 @@ class Proof:
             return None
         self.write_numbers({})  # it stays like this if the memory does not suffice and the system kills this process
         expected = expect()
-        if self.path:
-            self.path.unlink()  # if this process is refused now, the next one compares with the reference itself
         if expected:
             self.output_error = relative_error(got[OUTPUT], expected[OUTPUT])
             self.output_limit = self.limit_of(OUTPUT)
@@ -412,7 +411,7 @@ def disturb(arrays, spread):
 
 
 def evaluate_initial_weights(session):
-    """Return {part: array} of a pair of items at the initial weights, in evaluation mode, in PyTorch uncompiled.
+    """Return {part: array} of a pair at the initial weights, in evaluation mode, uncompiled in PyTorch and MLX.
 
     Raises:
         MeasurementError: infinities or NaN, zeros, or two items with one output.
@@ -608,12 +607,16 @@ def choose_items(session, count):
 
 
 def choose_places(session, count):
-    """Return (number, place) of the two items in the batches of draw_batches(): the second one is in the second batch.
+    """Return (batch, place) of two items in the batches of draw_batches(): of the first half of the first batch, and of
+    the second half of the second one.
 
-    Both are in the first half then: refuse_unequal_places() compares the other one with it.
+    They are the same item only in batches of two.
     """
     first, second = choose_items(session, count)
-    return (0, first), (1, (second + count // 2) % count)
+    half = count // 2
+    if (others := count - half - 1) > 0:  # places of the second half with another item than the first
+        second = half + (first + 1 + second % others) % (others + 1)
+    return (0, first), (1, second)
 
 
 def draw_batches(session):
@@ -666,7 +669,7 @@ def refuse_wrong_output(session):
     are too large for the reference are compared in a smaller size, uncompiled; then eight steps in a random order
     prove that the timed size gives equal outputs for equal batches. Without a reference, a compiled model is compared
     with the uncompiled one. It cannot see outputs that are right for these items, and wrong for others of the same
-    batches; nor, of large items, what is wrong in the timed size, the same in each step and uncompiled.
+    batches; nor, of large items, an error of the timed size that all steps and the uncompiled model share.
     """
     proof, model, workload = session.proof, session.model, session.workload
     batches = draw_batches(session)
@@ -707,7 +710,10 @@ def refuse_wrong_output(session):
 def expect_model(session, pair):
     """Return {part: array} of the reference for two items in NumPy; None if the memory does not suffice."""
     proof, model = session.proof, session.model
-    if not proof.reference_precision or not proof.has_memory(model.size, model.is_trained * model.parameters):
+    if not proof.reference_precision:
+        proof.note = "not compared with the CPU, where this framework has no convolutions in float64"
+        return None
+    if not proof.has_memory(model.size, model.is_trained * model.parameters):
         return None
     return proof.compute_reference(*model.build_reference(pair, proof.reference_precision))
 

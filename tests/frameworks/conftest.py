@@ -44,7 +44,7 @@ def tiny_decoders(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def build_reference(request, tmp_path_factory):
+def reference(request, tmp_path_factory):
     """Run torch_reference.py for the models in COMPARED; returns the function that reads what it wrote for a model."""
     folder = tmp_path_factory.mktemp("torch")
     python = os.environ.get("TORCH_PYTHON", sys.executable)

@@ -286,14 +286,6 @@ def test_large_items_of_later_processes_are_compared_in_the_timed_size(monkeypat
     refuses(open_session("diffusion", "inference", compares=False, path=path, USE_GPU="0"), "first process")
 
 
-def test_after_a_refused_process_the_next_one_compares_with_the_reference(monkeypatch, tmp_path):
-    path = tmp_path / "numbers"
-    usual = on_torch.Model.infer
-    monkeypatch.setattr(on_torch.Model, "infer", lambda model, *inputs: 1.01 * usual(model, *inputs))
-    refuses(open_session("mlp", "inference", path=str(path), USE_GPU="0"), "differs from the CPU's")
-    assert not path.exists()
-
-
 @pytest.mark.parametrize("are_many", [True, False])
 def test_ranks_that_compare_nothing_evaluate_with_the_one_that_does_but_a_later_process_does_not(monkeypatch, are_many):
     monkeypatch.setattr(proof.ranks, "read_ranks", lambda: SimpleNamespace(are_many=are_many))

@@ -233,7 +233,7 @@ def test_details_stay_open_until_they_are_closed(folder):
     assert show(page, DETAILS, OPEN) == ["15:1"] * 4  # width of the scroll bar, open details
 
 
-def test_details_of_a_pair_of_lines_stay_open_after_sorting(folder):
+def test_details_of_a_pair_of_lines_stay_open_when_it_is_drawn_again(folder):
     write(folder, [rate(10)])
     write(folder, [rate(25)], "b")
     page = html.write_page(read(folder), folder / "index.html")

@@ -119,14 +119,15 @@ def test_two_equal_halves_of_a_batch_are_refused():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 9])
-def test_the_items_that_are_compared_are_two(count):
+def test_two_items_of_both_halves_are_compared(count):
     for seed in range(20):
         batches = iter([(np.arange(count),), (np.arange(count, 2 * count),)])
         workload = SimpleNamespace(make_batches=lambda *_, batches=batches: batches)
         session = SimpleNamespace(workload=workload, batch_size=count, context=SimpleNamespace(seed=seed))
         drawn = [batch for (batch,) in proof.draw_batches(session)]
-        places = proof.choose_places(session, count)
-        assert len({drawn[number][place] for number, place in places}) == 2
+        (_, first), (_, second) = places = proof.choose_places(session, count)
+        assert first < max(1, count // 2) <= max(1, second) < max(2, count)
+        assert len({drawn[number][place] for number, place in places}) == (1 if count == 2 else 2)
 
 
 def test_two_items_with_one_output_are_refused():

@@ -1,4 +1,4 @@
-"""All of JAX is here; its models are in keras_networks.py. Every function is compiled, as JAX's users do."""
+"""All of JAX is here; its models are in keras_networks.py. Every timed function is compiled, as JAX's users do."""
 
 import os
 from functools import partial
