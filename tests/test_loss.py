@@ -141,7 +141,7 @@ def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
         assert len(command.events()) <= 2 * (6 + 1)
 
 
-@pytest.mark.parametrize("moment", MOMENTS[:2])
+@pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
 def test_a_kill_leaves_whole_rows(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
