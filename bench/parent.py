@@ -381,7 +381,7 @@ def run_children(children, host, number, group="", keeps_parts=False):
 
 @functools.cache
 def make_folder():
-    """Make the folder for the numbers that the first process of each run has checked; it goes with this process."""
+    """Make the folder for the numbers that the first process of each run has checked; it is deleted at the end."""
     return tempfile.TemporaryDirectory(prefix="numbers-", ignore_cleanup_errors=True)
 
 

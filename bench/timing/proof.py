@@ -267,12 +267,12 @@ class Proof:
 
     def has_memory(self, parameters, gradients=0):
         """Return whether the free memory suffices for the reference of so many weights and gradients, or note it."""
-        if self.reference_precision == "float64" and parameters > MAX_DISTURBED:
+        precision = self.reference_precision
+        if precision == "float64" and parameters > MAX_DISTURBED:
             self.spread = 0
-        if HOST_BYTES[self.reference_precision] * (parameters + gradients) < resources.available_bytes():
+        if HOST_BYTES[precision] * (parameters + gradients) < resources.available_bytes():
             return True
-        in_precision = f"for this model in {self.reference_precision}"
-        self.note = f"not compared with the CPU, which has too little memory {in_precision}"
+        self.note = f"not compared with the CPU, which has too little memory for this model in {precision}"
         return False
 
     def compute_reference(self, evaluate, arrays):
@@ -687,26 +687,25 @@ def refuse_wrong_output(session):
     for number, output in zip(order, outputs, strict=True):
         refuse_equal_halves(output)
         check_equal(output, outputs[number], proof.fixed_limit / 10, "equal batches give outputs that differ")
-    rows = np.stack([outputs[number][place] for number, place in places])
     session.free()
+
+    def pick(of_batches):
+        return np.stack([of_batches[number][place] for number, place in places])
 
     def compute_plain(*batches):
         on_device = (session.context.put(*batch) for batch in batches)
         return [session.context.as_array(model.infer_uncompiled(*workload.inputs_of(each))) for each in on_device]
 
-    if is_large:
+    rows = got = pick(outputs)
+    pair = tuple(map(pick, zip(*batches, strict=True)))
+    if is_large and proof.compares:
         pair = workload.make_checked(2, session.context.seed)[0]
         (got,) = compute_plain(pair)
-    else:
-        pair = tuple(np.stack([each[number][place] for number, place in places]) for each in zip(*batches, strict=True))
-        got = rows
     expected = proof.prove({OUTPUT: got}, functools.partial(expect_model, session, pair), {OUTPUT: rows})
     if expected:
         refuse_unequal_places(session, *outputs[:2])
     if (not expected or is_large) and session.context.compile and proof.compares:
-        plain = compute_plain(*batches)
-        expected_rows = np.stack([plain[number][place] for number, place in places])
-        proof.compare({OUTPUT: rows}, {OUTPUT: expected_rows}, "differs if it is compiled")
+        proof.compare({OUTPUT: rows}, {OUTPUT: pick(compute_plain(*batches))}, "differs if it is compiled")
     model.damp(1 / DAMPING)
 
 
