@@ -122,8 +122,8 @@ def test_inference_that_is_right_only_before_it_is_timed_is_refused(monkeypatch,
     refuses(open_session(script, "inference", **environ), steps=70)
 
 
-@pytest.mark.parametrize("batch_size", ["2"])
-def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves(monkeypatch, batch_size):
+@pytest.mark.parametrize(("batch_size", "shares"), [("1", (2, 4)), ("2", (2, 3, 4))])
+def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves(monkeypatch, batch_size, shares):
     monkeypatch.setattr("bench.timing.proof.MAX_REFERENCE_FLOPS", 0)
     environ = {"USE_GPU": "0", "BATCH_SIZE": batch_size}
     for phase in ("inference", "training"):
@@ -131,7 +131,7 @@ def test_items_that_are_too_large_for_the_reference_are_compared_with_themselves
         measure_and_prove(session)
         assert session.proof.output_error < session.proof.output_limit
     usual = on_torch.Model.infer
-    for share in (2, 3, 4):
+    for share in shares:  # of a single item the order of seed 0 may miss one in three
         session = open_session("diffusion", "inference", **environ)
         cheat, calls = keep_features(share), itertools.count()
         session.model.infer = functools.partial(
