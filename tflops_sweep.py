@@ -1,7 +1,7 @@
-"""Measure the machine's peaks: matmuls by size and precision, convolutions, 8 bits, attention, memory bandwidth.
+"""Measure the machine's peaks: matmuls by size and precision, convolutions, 8 bits, memory bandwidth.
 
 make tflops
-OPS=int8,float8,attention make tflops
+OPS=int8,float8 make tflops
 SIZES=1024,4096,8192x8192x512 PRECISION=bfloat16 make tflops
 FRAMEWORK=tensorflow .venv-tensorflow/bin/python tflops_sweep.py
 """
@@ -84,7 +84,7 @@ def measure_sweep(rig: child.Rig, _):
                 measure_peak(sweep, best)
             if best and "convolution" in settings.ops:
                 measure_others(sweep, [(operators.convolution_3x3(device.type), precision)], best["tflops"])
-        others = operators.list_others(device.type, sweep.peak_side, device.emulates_bfloat16)
+        others = operators.list_others(device.type, sweep.peak_side)
         for name, works in others.items():
             if name in settings.ops:
                 measure_others(sweep, works)

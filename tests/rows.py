@@ -133,7 +133,6 @@ FLAGGED = measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first b
 FLAGGED = combine(processes_of(FLAGGED))
 
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
-ATTENTION = OPERATOR | {"workload": "attention", "model": "attention", "sequence_length": 1024}
 SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
 BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
 REFUSED = FAILED | {"status": "unsupported", "note": "no kernel for float8 on this device"}
@@ -148,7 +147,6 @@ SWEEP = [
     ROW | COPY | {"throughput": 35.0},
     ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
     ROW | MATMUL | SMALL | {"precision": "float8_e4m3", "model": "matmul-8bit"} | REFUSED,
-    ROW | ATTENTION | {"tflops": 0.0709},
 ]
 
 # `make compare` of two files of one machine

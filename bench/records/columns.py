@@ -61,7 +61,7 @@ COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mod
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
-OPERATORS = ("matmul", "convolution", "bandwidth", "attention", "gemv")  # gemv: rows of earlier versions
+OPERATORS = ("matmul", "convolution", "bandwidth", "attention")
 PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 # What a row of ours may say: a result, why a process has none, and what a check refused.
 STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")

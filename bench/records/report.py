@@ -24,7 +24,7 @@ LAST_LINES = 5  # of a process that dies
 MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
-LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution", "attention": "attention {sequence_length}"}
+LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution"}
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 

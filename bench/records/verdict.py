@@ -8,7 +8,7 @@ from bench.records.columns import format_number
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
-IN_TFLOPS = ("matmul", "convolution", "attention")  # workloads whose rates are compared in TFLOP/s
+IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
 BURST_SECONDS = 30  # the beginning of a sustained run
 

@@ -1,4 +1,4 @@
-"""Single operators as workloads: matmuls, convolutions, attention, memory bandwidth. Needs NumPy only."""
+"""Single operators as workloads: matmuls, convolutions, memory bandwidth. Needs NumPy only."""
 
 import math
 
@@ -16,10 +16,6 @@ SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
 INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
-ATTENTION_TOKENS = (1024, 4096, 16_384)
-MPS_TOKENS = 4096  # at most on a Mac: more scores than an array of older systems may have would end the process
-CPU_HEADS = (1, 64)  # number of attention's heads, and the numbers in each
-GPU_HEADS = (32, 128)
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
@@ -60,19 +56,6 @@ def matmul_of_bytes(precision, size, note=""):
     return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
 
 
-def attention(tokens, device):
-    """Build causal scaled-dot-product attention on queries, keys and values of shape (heads, tokens, numbers).
-
-    All scores and sums would take 4 B H S^2 D FLOPs, the causal half of them 2 B H S^2 D.
-    """
-    heads, numbers = CPU_HEADS if device == "cpu" else GPU_HEADS
-    shape = (heads, tokens, numbers)
-    shapes = (shape, shape, shape)
-    flops = 2 * heads * tokens**2 * numbers
-    columns = {"sequence_length": tokens, "batch_size": 1}
-    return operator("attention", shapes, sample_attention, columns=columns, unit="calls", flops_per_item=flops)
-
-
 def convolution_1x1(size):
     """Build a matmul as a 1 x 1 convolution: M pixels with K channels become M pixels with N channels."""
     m, n, k = size
@@ -108,15 +91,12 @@ def bandwidth(model, formula):
     return operator(model, ((COPY_NUMBERS,),) * arrays, samples, **fields)
 
 
-def list_others(device, side, emulates_bfloat16=False):
+def list_others(device, side):
     """Return what a sweep measures besides matmuls and convolutions, as {name in OPS: [(Workload, precision)]}.
 
     Each list is measured up to its first failure. Matmuls of 8 bits are compared with bfloat16 of the same size.
     """
     size = (side, side, side)
-    short = "float16" if emulates_bfloat16 else "bfloat16"
-    usual = "float32" if device == "cpu" else short  # what `make llm` takes by default
-    longest = MPS_TOKENS if device == "mps" else max(ATTENTION_TOKENS)
     # On a large card 4096 is 0.79 of the best that others find.
     larger = [(matmul_of_bytes("float8_e4m3", (2 * side,) * 3), "float8_e4m3")] if device != "cpu" else []
     note = INT8_ON_CUDA if device == "cuda" else ""
@@ -124,7 +104,6 @@ def list_others(device, side, emulates_bfloat16=False):
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
         "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16"), *larger],
-        "attention": [(attention(tokens, device), usual) for tokens in ATTENTION_TOKENS if tokens <= longest],
     }
 
 
@@ -149,19 +128,6 @@ def sample_weights(operands):
     """Return (indices, values) of A by weights of shape (N, K)."""
     a, weights = operands
     return sample_matmul((a, weights.T))
-
-
-def sample_attention(operands):
-    """Return (indices, values) of causal attention."""
-    q, k, v = operands
-    indices = random_indices(q.shape)
-    values = []
-    for head, token, number in zip(*indices, strict=True):
-        seen = slice(token + 1)
-        scores = k[head, seen].astype(np.float64) @ q[head, token] / math.sqrt(q.shape[-1])
-        weights = np.exp(scores - scores.max())
-        values.append(weights @ v[head, seen, number] / weights.sum())
-    return indices, np.array(values)
 
 
 def sample_convolution(operands):

@@ -30,7 +30,7 @@ class Workload:
     A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
     """
 
-    name: str  # one of WORKLOADS in bench/settings.py, or for an operator "matmul", "attention" ...
+    name: str  # one of WORKLOADS in bench/settings.py, or for an operator "matmul", "bandwidth" ...
     model: str
     unit: str  # what throughput counts, in the plural: "images"
     items_per_step: float  # a whole number, except the GB that a bandwidth operator moves

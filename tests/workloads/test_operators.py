@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 from bench.frameworks.pytorch import on_torch
 from bench.frameworks.session import OperatorSession
@@ -39,10 +38,6 @@ def off_by_one(a, b):
     return torch._int_mm(a, b.t()) + 1
 
 
-def of_everything(*operands):
-    return functional.scaled_dot_product_attention(*operands)
-
-
 # Other precisions, and what is measured, are in tests/frameworks/test_contract.py.
 @pytest.mark.parametrize(
     ("build", "precision", "wrong"),
@@ -57,7 +52,6 @@ def of_everything(*operands):
             "float8_e4m3",
             lambda a, b: 1.03 * (a.float() @ b.float().t()),
         ),
-        (lambda: operators.attention(48, "cpu"), "bfloat16", of_everything),
     ],
 )
 def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, wrong):
@@ -122,7 +116,6 @@ CHEATS = [
     (known_by_address, lambda: operators.convolution_1x1(SIDES), "bfloat16"),
     (known_by_address, lambda: operators.matmul_of_bytes("int8", SIDES), "int8"),
     (known_by_address, lambda: operators.matmul_of_bytes("float8_e4m3", SIDES), "float8_e4m3"),
-    (known_by_address, lambda: operators.attention(48, "cpu"), "bfloat16"),
     (packed_once, lambda: operators.matmul(SIDES), "float32"),
     (half_is_kept, lambda: operators.matmul(SIDES), "bfloat16"),
     (rounded_to(11), lambda: operators.matmul(SIDES), "float32"),
@@ -165,11 +158,6 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
     context = SimpleNamespace(device=device, precision="float16", proof=proof, seed=0, **fakes)
     with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
         OperatorSession(context, workload)
-
-
-def test_attention_has_at_most_4096_tokens_on_a_mac():
-    longest = [operators.list_others(device, 64)["attention"][-1][0] for device in ("cuda", "mps")]
-    assert [work.columns["sequence_length"] for work in longest] == [16384, 4096]
 
 
 def test_the_numbers_of_8_bits_need_no_rounding():
