@@ -6,42 +6,21 @@ docs/settings.md, which `make settings` shows, says what each setting means. Sta
 """
 
 import difflib
-import logging
 import os
 import re
 import sys
 import unicodedata
 import uuid
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
-
-log = logging.getLogger("bench")
 
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
 # from JPEG files; both together. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-# Names that are probably meant as settings, but which other programs may set: in the environment they get a warning.
-MISTAKEN = {"BATCH": "BATCH_SIZE", "BITS": "WEIGHT_BITS", "DEVICE": "USE_GPU", "GPU": "USE_GPU", "DTYPE": "PRECISION"}
-MISTAKEN |= {"IMAGES": "NUM_IMAGES", "WORKERS": "NUM_WORKERS", "THREADS": "NUM_THREADS", "DEVICES": "NUM_DEVICES"}
-# Words that people write for a value.
-MEANT = {"train": "training", "mixed": "mixed_bfloat16", "amp": "mixed_bfloat16", "autocast": "mixed_bfloat16"}
-MEANT |= dict.fromkeys(("infer", "eval", "test", "predict"), "inference")
-MEANT |= dict.fromkeys(("generate", "generation", "decoding"), "decode")
-MEANT |= dict.fromkeys(("cuda", "gpu", "mps", "true", "yes", "on"), "1")
-MEANT |= dict.fromkeys(("cpu", "false", "no", "off", "none"), "0")
-MEANT |= {"q4": "4", "int4": "4", "4bit": "4", "q8": "8", "int8": "8", "8bit": "8", "16": "full"}
-MEANT |= {"nhwc": "channels_last", "nchw": "channels_first", "cifar": "cifar10", "adam_w": "adamw"}
-# Settings of earlier versions, and what to do instead.
-GONE = {
-    "FRAMEWORK_VERSION": "measure each version with its own PYTHON=... and RESULTS_DIR=..., then `make compare A=... "
-    "B=...` their files",
-    "CHECKPOINTING": "unset it; LORA_RANK=8, a smaller BATCH_SIZE and a smaller PROMPT_TOKENS need less memory",
-}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 
@@ -159,7 +138,7 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 PRECISION_SYNONYMS = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 BITS = {"8": 8, "6": 6, "5": 5, "4": 4, "full": None}  # of each weight; None: those of PRECISION
-OPS = ("matmul", "convolution", "bandwidth", "int8", "float8", "attention")
+OPS = ("matmul", "convolution", "bandwidth", "int8", "float8")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
 # {setting: the phases that use it}, if only some do.
@@ -181,7 +160,7 @@ ON_CPU = {
     "llm": {"model": "smollm2-135m", "precision": "float32"},
     "diffusion": {"model": "ddpm-cifar10", "precision": "float32"},
 }
-# Settings whose lists are compared: of several the first one, by interleaved processes. Equal entries count as two.
+# Settings whose lists are compared: of several the first one, by interleaved processes.
 COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "WEIGHT_BITS")
 
 
@@ -246,7 +225,6 @@ class Settings:
     max_minutes: float = setting(above_zero, "20", commands=("best",))
     quick: bool = setting(zero_or_one, "0", commands=("all",))
     format: str = setting(one_of("png", "svg"), "png", commands=("plot",))
-    again: bool = setting(zero_or_one, "0", commands=("all",))  # begin new runs of what is complete
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property
@@ -319,24 +297,18 @@ def read_runs(command, environ=os.environ, also=()):
         SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
     refuse_misspelt((command, *also), environ)
-    for name, near in MISTAKEN.items():  # make best warns when it reads its workload's runs
-        if name in environ and near not in environ and is_used(near.lower(), command) and command != "best":
-            log.warning("WARNING: %s=%r is not a setting, and is ignored: did you mean %s?", name, environ[name], near)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
     lists = []
     for name in DECLARED:
         variable, texts = read_texts(name, command, environ)
         if len(texts) > 1 and declared_for(name, "lists", command) == EACH:
-            repeats = name.upper() in COMPARED  # else equal texts are one run
-            # (setting, its variable, which may be a synonym, text, how many equal texts that are runs precede it)
-            lists.append([(name, variable, text, repeats * texts[:i].count(text)) for i, text in enumerate(texts)])
-    runs = {}  # by what makes them different
+            lists.append([(name, variable, text) for text in texts])  # a variable may be a synonym
+    runs = {}  # by the values that make them different
     for entries in product(*lists):  # without lists: once, ()
-        changed = environ | {variable: text for _, variable, text, _ in entries}
-        choices = {variable: text + " again" * repeat for _, variable, text, repeat in entries}
-        run = Run(command, parse_settings(command, changed), changed, choices)
-        used = [(name, repeat) for name, _, _, repeat in entries if is_used_in(name, run.settings.phase)]
-        runs.setdefault(tuple((getattr(run.settings, name), repeat) for name, repeat in used), run)
+        choices = {variable: text for _, variable, text in entries}
+        run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
+        used = [name for name, _, _ in entries if is_used_in(name, run.settings.phase)]
+        runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
     refuse_unused(command, runs.values(), environ)
     return list(runs.values())
 
@@ -432,22 +404,17 @@ def parse_texts(name, command, variable, texts):
             every = "; it cannot be a list, and a decimal has a point"
         elif re.search(r"\w[\s;|+]+\w", texts[0]):
             every = "; a list has commas"
-        raise SettingError(
-            f"{given} must be {error}{every}{suggest(name, command, texts) if 'one of' in str(error) else ''}"
-        ) from None
+        raise SettingError(f"{given} must be {error}{every}{suggest(str(error), texts)}") from None
 
 
-def suggest(name, command, texts):
-    """Return "; did you mean training?" for the first text in MEANT or near a value; "" if there is none."""
-    if name == "precision" and any(re.fullmatch("fp8|float8.*", text.lower()) for text in texts):
-        return "; OPS=float8 make tflops measures float8"
-    parse = declared_for(name, "parse", command)
+def suggest(wrong, texts):
+    """Return "; did you mean training?" for the first text that is near one of the names that an error lists, or ""."""
+    listed, _, names = wrong.partition("one of: ")
+    known = [] if listed else names.split(", ")
     for text in texts:
-        near = difflib.get_close_matches(text.lower(), MEANT.values(), n=1, cutoff=0.8) if len(text) > 4 else []
-        for meant in [MEANT.get(text.lower().replace("-", "")), *near]:
-            with suppress(ValueError):
-                if (meant and parse(meant) is not None) or meant == "full":
-                    return f"; did you mean {meant}?"
+        for near in difflib.get_close_matches(text.lower(), known, n=1):
+            if near != text.lower():
+                return f"; did you mean {near}?"
     return ""
 
 
@@ -458,7 +425,6 @@ def refuse_contradictions(command, settings, environ):
     precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
-    tunes = s.weight_bits and not is_generation
     able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
     lacks_matmul = s.ops and "matmul" not in s.ops
     lacks_parts = not framework.measures_parts
@@ -469,9 +435,12 @@ def refuse_contradictions(command, settings, environ):
         (is_channels_first, "framework memory_format", "it only has channels_last here: unset MEMORY_FORMAT"),
         (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
         (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
-        (s.weight_bits in (5, 6) and s.framework == "torch", "framework weight_bits", "it has only 8 and 4: set one"),
-        (tunes and not s.lora_rank, "phase lora_rank weight_bits", "quantised weights need LoRA: set LORA_RANK=8"),
-        (tunes and s.has_ranks, "phase lora_rank num_devices weight_bits", "one device trains them: set NUM_DEVICES=1"),
+        (s.weight_bits and s.framework != "mlx", "framework weight_bits", "only mlx has them: set FRAMEWORK=mlx"),
+        (
+            s.weight_bits and not is_generation,
+            "framework phase weight_bits",
+            "these are not trained: set PHASE=prefill,decode",
+        ),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),
@@ -508,13 +477,10 @@ def refuse_misspelt(commands, environ):
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
     uses. The environment has many names of other programs: there only near misses of our settings are refused.
     """
-    for name, fix in GONE.items():
-        if name in environ:  # which has the variables of make's command line, too
-            raise SettingError(f"{name}={environ[name]!r} is no longer a setting: {fix}")
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
     for name in re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", "")):
         if name not in KNOWN_NAMES:
-            near = MISTAKEN.get(name.upper()) or "".join(difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1))
+            near = "".join(difflib.get_close_matches(name.upper(), KNOWN_NAMES, n=1))
             raise SettingError(f"{name} is not a setting: {f'did you mean {near}?' if near else 'see `make help`'}")
         meant = SYNONYMS.get(name, name).lower()
         if name not in MAKE_VARIABLES and not any(is_used(meant, command) for command in commands):
@@ -529,10 +495,9 @@ def refuse_misspelt(commands, environ):
 
 def main(commands):
     """Read the settings of commands as they do; return the exit status, 2 for a mistake."""
-    log.setLevel(logging.ERROR)  # the command itself warns
     try:
         for command in commands:
-            if command in ("all", "match"):
+            if command == "all":
                 read_fixed_run(command)
             else:
                 run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
