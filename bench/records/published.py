@@ -1,25 +1,13 @@
-"""Find what a published result asks for, and set results of this program next to those of a published machine."""
+"""Find the published results of a machine, and set own results next to those of the same work."""
 
 import math
 import re
 import statistics
-from collections import Counter
 
 from bench.records import report
 from bench.records.columns import format_number
-from bench.records.likeness import NOT_STATED, SIZES, WEIGHTS, describe_how, name_work, work_of
-from bench.settings import (
-    FRAMEWORKS,
-    MIXED,
-    PARTS,
-    PRECISIONS,
-    WORKLOADS,
-    SettingError,
-    is_used,
-    is_used_in,
-    parse_settings,
-)
-from bench.workloads.workload import MODELS
+from bench.records.likeness import describe_how, name_work, work_of
+from bench.settings import SettingError
 
 
 def group_published(lines):
@@ -35,71 +23,16 @@ def find_names(typed, names):
 
 
 def choose_name(typed, names):
-    """Return the only name that find_names() finds; raises SettingError otherwise."""
+    """Return the only name that find_names() finds; raises SettingError if there are several."""
     found = find_names(typed, names)
-    if len(found) != 1:
-        which = f"is several machines: set B to one of {'; '.join(found)}" if found else "is not in published.csv"
-        raise SettingError(f"B={typed!r} {which}; `make match` lists the machines")
+    if len(found) > 1:
+        raise SettingError(f"B={typed!r} is several machines: set B to one of {'; '.join(found)}")
     return found[0]
 
 
 def words_in(name):
     """Return the words and numbers of a name in lower case: "GeForce RTX 3090" is that of "NVIDIA RTX 3090"."""
     return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
-
-
-def settings_of(row, framework):
-    """Return (command, {variable: text}) that measure the work of a published row in a framework.
-
-    What a source does not state, and what does not change the work and cannot be set here, has its default.
-
-    Raises:
-        SettingError: the reason why it cannot be measured.
-    """
-    if not row["value"] > 0:
-        raise SettingError("no rate stated")
-    if row["phase"] in PARTS:
-        raise SettingError("a part of a step")
-    command = row["workload"]
-    if command not in WORKLOADS:
-        return "tflops", {}
-    if not row["batch_size"]:
-        raise SettingError("no batch size stated")
-    if NOT_STATED in dict(work_of(row)).values():
-        raise SettingError("length not stated")
-    if not row["precision"]:
-        raise SettingError("precision not stated")
-    if row["precision"] not in (*PRECISIONS, *MIXED):
-        raise SettingError("another precision than can be measured")
-    if row["scope"] != "device" and command != "image":
-        raise SettingError("another scope than can be measured")
-    texts = {name: row[name] for name in ("model", "phase", "scope", "precision", *SIZES, *WEIGHTS)}
-    known = FRAMEWORKS[framework]
-    if row["precision"] in known.lacks and row["phase"] == "inference":
-        texts["precision"] = row["precision"].removeprefix("mixed_")
-    if row["compile"] not in ("", "0"):
-        texts["compile"] = row["compile"] if framework == "torch" else "1"
-    if row["memory_format"] in known.memory_formats:
-        texts["memory_format"] = row["memory_format"]
-    used = {name: text for name, text in texts.items() if text and is_used(name, command)}
-    return command, {name.upper(): text for name, text in used.items() if is_used_in(name, row["phase"])}
-
-
-def name_command(row):
-    """Return the line to type that measures the work of a published row; "" if there is none."""
-    try:
-        command, environ = settings_of(row, "torch")
-        parse_settings(command, environ)
-    except SettingError:
-        return ""
-    if command in ("transformer", "llm", "diffusion") and row["model"] not in MODELS:
-        return ""
-    return " ".join([*(f"{name}={text}" for name, text in sorted(environ.items())), "make", command])
-
-
-def one_of_each_work(rows):
-    """Return {work: row} of published rows: a figure and the row that was derived from it are one result."""
-    return {work_of(row): row for row in sorted(map(fill_rate, rows), key=lambda row: (row["value"] > 0, row["value"]))}
 
 
 def fill_rate(row):
@@ -112,17 +45,18 @@ def fill_rate(row):
     return row | {"value": next((rate for rate in rates if rate > 0), math.nan)}
 
 
-def describe_matches(own, published, left_out=()):
+def describe_both(own, published):
     """Describe own results next to a machine's published ones of the same work, and the median ratios: lines.
 
     Args:
         own, published: rows with `value`, `low`, `high`, `per`, the best choice last.
-        left_out: reasons, one for each published result that cannot be measured.
     """
     mine = {work_of(row): row for row in own if row["value"] > 0}
+    # A figure and the row that was derived from it are one result: the largest rate of a work counts.
+    filled = sorted(map(fill_rate, published), key=lambda row: (row["value"] > 0, row["value"]))
     lines = []
     ratios = {}
-    for work, there in one_of_each_work(published).items():
+    for work, there in {work_of(row): row for row in filled}.items():
         here = mine.get(work)
         if here is None or not there["value"] > 0:
             continue
@@ -132,18 +66,11 @@ def describe_matches(own, published, left_out=()):
         rates = f"{format_number(here['value'])} here, {format_number(there['value'])} there ({here['per']})"
         flags = f" [{here['flags']}]" if here["flags"] else ""
         lines.append(report.wrap(f"{name_work(there)}: {ratio:.3g}x{interval}, {rates}{flags}", "  "))
-        lines.append(
-            report.wrap(f"    here: {describe_how(here)}; there: {describe_how(there)}; {there['source']}", "    ")
-        )
+        how = f"here: {describe_how(here)}; there: {describe_how(there)}; {there['source']}"
+        lines.append(report.wrap(f"    {how}", "    "))
     every = [ratio for some in ratios.values() for ratio in some]
-    if every:
-        medians = [f"{name} {statistics.median(some):.3g} (n = {len(some)})" for name, some in ratios.items()]
-        lines.append(
-            f"median ratio here / there: {statistics.median(every):.3g} (n = {len(every)}); {', '.join(medians)}"
-        )
-    else:
-        lines.append("no equal work: nothing can be compared")
-    if left_out:
-        counts = ", ".join(f"{count} {reason}" for reason, count in Counter(left_out).most_common())
-        lines.append(report.wrap(f"left out of {len(one_of_each_work(published))}: {counts}", "  "))
-    return lines
+    if not every:
+        return ["no equal work: nothing can be compared"]
+    medians = [f"{name} {statistics.median(some):.3g} (n = {len(some)})" for name, some in ratios.items()]
+    words = f"median ratio here / there: {statistics.median(every):.3g} (n = {len(every)})"
+    return [*lines, f"{words}; {', '.join(medians)}"]
