@@ -7,7 +7,7 @@
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:  # two measurements at the same time would disturb each other
-COMMANDS := help settings doctor install all image mlp transformer llm diffusion tflops best match plot compare submit \
+COMMANDS := help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit \
             clean check-results test selfcheck resolve-mac check-mac packages common-packages
 .PHONY: $(COMMANDS)
 
@@ -94,9 +94,6 @@ tflops: $(READY) ## the machine's peaks: matmuls, memory bandwidth and others
 best: $(READY) ## the fastest settings of a workload on this machine
 	@$(RUN) best_settings.py
 
-match: $(READY) ## measure what was published of another machine, B="NVIDIA RTX 3090"
-	@$(RUN) match_results.py
-
 plot: $(READ_READY) ## draw all plots and cards, and write the results page
 	@$(READ) plot_results.py
 
@@ -147,7 +144,7 @@ packages common-packages:
 	@$(RUN) bench/packages.py $(if $(filter packages,$@),$(FRAMEWORK_NAME))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
-CHECKABLE := all image mlp transformer llm diffusion tflops best match plot compare $(if $(filter all,$(FRAMEWORK_NAME)),,install)
+CHECKABLE := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(FRAMEWORK_NAME)),,install)
 CHECKED := $(filter $(CHECKABLE),$(MAKECMDGOALS))
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@

@@ -2,7 +2,7 @@
 
     make compare                                # the standard set on all machines, in Markdown
     make compare A=amd-epyc-2-cores B=nvidia-h200
-    make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, as `make match` without measuring
+    make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by words of its name
     make compare A=before.csv B=after.csv
 
 Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench import processes
 from bench.plots import frames, table
-from bench.records import columns, match, peaks, report, results, tables
+from bench.records import columns, peaks, published, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import compare_runs, convert
 from bench.records.likeness import work_of
@@ -68,8 +68,8 @@ def find_published(environ, folder):
     typed = environ.get("B", "").strip()
     if not typed or find_file(typed, folder):
         return []
-    published = match.group_published(frames.load(folder, warn).lines)
-    return published[match.choose_name(typed, published)] if match.find_names(typed, published) else []
+    machines = published.group_published(frames.load(folder, warn).lines)
+    return machines[published.choose_name(typed, machines)] if published.find_names(typed, machines) else []
 
 
 def pair_lines(a, b, names):
@@ -216,11 +216,11 @@ def main(environ=os.environ):
         nothing = f"there are no results of the standard set in {results.display_path(folder)}: run `make all`"
         print(table.describe_set(folder, warn) or nothing)
         return 0
-    if published := find_published(environ, folder):
+    if others := find_published(environ, folder):
         lines, _ = read_side("A", environ, folder)
-        lines = [line for line in lines if line["kind"] == published[0]["kind"]] or lines
-        print(f"A: {environ['A']}", f"B: {published[0]['device_name']}, published", "", sep="\n")
-        print(*match.describe_matches(lines, published), sep="\n")
+        lines = [line for line in lines if line["kind"] == others[0]["kind"]] or lines
+        print(f"A: {environ['A']}", f"B: {others[0]['device_name']}, published", "", sep="\n")
+        print(*published.describe_both(lines, others), sep="\n")
         return 0
     (a, rows_a), (b, rows_b) = (read_side(side, environ, folder) for side in "AB")
     if environ["A"].strip() == environ["B"].strip():

@@ -7,8 +7,7 @@
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. They are measured in passes, one process of each work, then the second of each: those of one work are minutes
 apart, and a card is drawn after each pass, on a GPU also after the first lines. After an interruption, run the same
-command again: it goes on where it was. What other programs or swapping disturbed is measured again. AGAIN=1 begins new
-runs of what is complete.
+command again: it goes on where it was. What other programs or swapping disturbed is measured again.
 """
 
 import hashlib
@@ -94,31 +93,19 @@ class Kept:
         rows_of: {run_id: rows}; rows that are measured are added.
     """
 
-    def __init__(self, folder, blank, again=False):
-        """Read the file that a row without a result, blank, belongs to; again: begin new runs."""
+    def __init__(self, folder, blank):
+        """Read the file that a row without a result, blank, belongs to."""
         self.blank = blank
-        self.again = again
         self.folder = folder
         self.path = results.path_of(folder, blank)
         self.rows_of = defaultdict(list)
         for row in results.read(self.path):
             self.rows_of[row["run_id"]].append(convert(row))
 
-    def name_run(self, work, number):
-        """Name a run of the set: that of the same work on the same machine and versions has the same name.
-
-        Args:
-            number: 0, or more after AGAIN=1.
-        """
-        words = repr((work, [str(self.blank[name]) for name in AGREEING], number))
-        return hashlib.sha256(words.encode()).hexdigest()[:12]
-
-    def continue_run(self, work, run: Run):
-        """Return the run as the newest one of its work that is stored, or as a new one."""
-        number = 0
-        while self.name_run(work, number + 1 - self.again) in self.rows_of:
-            number += 1
-        return replace(run, run_id=self.name_run(work, number))
+    def name_run(self, work, run: Run):
+        """Return the run with the name that the same work on the same machine and versions has in each command."""
+        words = repr((work, [str(self.blank[name]) for name in AGREEING]))
+        return replace(run, run_id=hashlib.sha256(words.encode()).hexdigest()[:12])
 
     def list_processes(self, run):
         """List the rows of each process of a run, in order."""
@@ -181,18 +168,17 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card="", draws=True):
+def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card=""):
     """Measure one process of each work, then the second of each, and so on; say each result so far.
 
     Args:
         works: {name: run}.
         first_card: the work after which a card is drawn in the first pass, too.
-        draws: a card is drawn after each pass.
 
     Returns:
         The results of all of them.
     """
-    runs = {work: kept.continue_run(work, run) for work, run in works.items()}
+    runs = {work: kept.name_run(work, run) for work, run in works.items()}
     missing = [work for work, run in runs.items() if kept.is_missing(run)]
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
@@ -215,7 +201,7 @@ def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_
                 if least == 0 and work == first_card:
                     draw_card(kept)
             missing = [work for work, run in runs.items() if kept.is_missing(run)]
-            if missing and draws:
+            if missing:
                 draw_card(kept)
     return [row for run in runs.values() for row in combine(kept.rows_of[run.run_id])]
 
@@ -255,7 +241,7 @@ def measure_set(run: Run, host, device, blank):
     """
     kind = "cpu" if device.type == "cpu" else "gpu"
     change = (standard_set.QUICK_PEAKS if run.settings.quick else standard_set.PEAKS)[kind]
-    kept = Kept(run.settings.results_dir, blank, run.settings.again)
+    kept = Kept(run.settings.results_dir, blank)
     sweep = run.with_settings("tflops", **change, RUNS="1")
     rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
     has_sixteen = kind == "gpu" or not run.settings.quick  # a quick set on a CPU is in float32

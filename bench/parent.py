@@ -8,7 +8,6 @@ rows as soon as the child has ended; no child writes into results/. The parent i
 """
 
 import functools
-import importlib
 import logging
 import math
 import os
@@ -45,11 +44,6 @@ DEFAULT_PROCESSES = 5  # of each run
 MOST_INTERLEAVED = 4  # processes of a list at the same time
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
-
-
-def workload_of_command(command, settings):
-    """Return the Workload of a command ("image": image_benchmark.py) with these settings; raises SettingError."""
-    return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
 
 
 def main(command, make_workload=None, measure_work=child.measure_quantities, describe_rows=report.describe_run):

@@ -9,7 +9,6 @@ import diffusers
 import torch
 import torchvision
 import transformers
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from bench.frameworks.pytorch import on_torch
 from bench.workloads.operators import MAX_SETS
@@ -25,7 +24,6 @@ def checks():
         yield check_loop(phase, "resnet50", loop(phase))
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
-    yield check_language_model("decode", bits="8")
     for rank in (0, 8):
         yield check_training(rank)
     for phase in ("inference", "training"):
@@ -101,21 +99,12 @@ def check_training(rank, tokens=64):
     return check_loop("training", "smollm2-135m", block, workload="llm", what=what, **environ)
 
 
-def check_language_model(phase, tokens=64, bits="full"):
-    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step.
-
-    In 8 bits it is quantised by torchao, and compiled.
-    """
+def check_language_model(phase, tokens=64):
+    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
     device, batch_size = on_torch.choose_device(None), 1
     config, model = build_smollm2(device)
     model.eval()
     ids = torch.randint(49_152, (batch_size, tokens), device=device)
-    precision = "float32" if bits == "full" else "bfloat16"
-    model.to(getattr(torch, precision))
-    run = model
-    if bits != "full":
-        quantize_(model, Int8WeightOnlyConfig(set_inductor_config=False))
-        run = torch.compile(model, dynamic=False)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
     heads = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
     cache.early_initialization(batch_size, *heads, model.dtype, torch.device(device))
@@ -123,14 +112,13 @@ def check_language_model(phase, tokens=64, bits="full"):
     def steps_of_one_cache():
         cache.reset()
         for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
-            yield run(part, None, None, cache, logits_to_keep=1).logits
+            yield model(part, None, None, cache, logits_to_keep=1).logits
 
     done = itertools.chain.from_iterable(steps_of_one_cache() for _ in itertools.count())
     step = torch.inference_mode()(lambda: next(done))
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
-    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": precision}
-    environ |= {"WEIGHT_BITS": bits, "COMPILE": "0" if bits == "full" else "1"}
-    return check_loop(phase, "smollm2-135m", block, workload="llm", what=f"a hand-written loop, {bits} bits", **environ)
+    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
+    return check_loop(phase, "smollm2-135m", block, workload="llm", **environ)
 
 
 def check_denoiser(phase, batch_size=1):

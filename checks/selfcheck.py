@@ -15,12 +15,12 @@ import time
 from dataclasses import replace
 
 from bench import frameworks
-from bench.parent import workload_of_command
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.job import Job
 from bench.timing.measure import measure
 from bench.workloads import operators
+from tests.fakes import workload_of_command
 
 PAIRS = 15
 LONGER = 5  # times as many steps have their readings as our windows, which shows what the end of a window costs

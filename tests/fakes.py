@@ -1,5 +1,6 @@
 """A clock that only moves when told to, a device that works behind the host's back, a child without a process."""
 
+import importlib
 import math
 
 from bench import processes
@@ -8,6 +9,11 @@ from bench import processes
 LINE = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image"}
 LINE |= {"model": "resnet50", "phase": "inference", "scope": "device", "unit": "images/s", "status": "ok", "flags": ""}
 LINE |= {"note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "precision": "float32"}
+
+
+def workload_of_command(command, settings):
+    """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
+    return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
 
 
 class Clock:

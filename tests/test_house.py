@@ -29,8 +29,7 @@ LAYERS = [
     ["bench.child", "bench.search"],
     ["bench.parent", "bench.plots"],
     ["bench.doctor"],
-    [path.stem for path in SCRIPTS if path.stem != "match_results"],
-    ["match_results"],  # measures what the others do
+    [path.stem for path in SCRIPTS],
 ]
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import submit_results
-from bench.parent import workload_of_command
 from bench.records import results
 from bench.records.columns import COLUMNS, STATUSES, find_fault
 from bench.settings import WORKLOADS, SettingError, read_settings
+from tests.fakes import workload_of_command
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, as_text
 
 CHIP = ROW["machine"]

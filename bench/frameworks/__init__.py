@@ -85,7 +85,6 @@ OUT_OF_MEMORY = (
 UNSUPPORTED = (
     *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
     *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
-    "minimum compute capability is",  # torchao's 4 bits
     *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
     "too old to be supported by the triton",  # COMPILE=1 on a card below compute capability 7.0
     *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),

@@ -135,16 +135,11 @@ class CachedModel(ABC):
         """Return the weights that are arrays, in a fixed order."""
 
     @abstractmethod
-    def routed(self):
-        """Return a context that yields a list, to which each router that is called adds (probabilities, experts)."""
-
-    @abstractmethod
-    def build_reference(self, ids, places, chosen, precision):
+    def build_reference(self, ids, places, precision):
         """Return (evaluate, arrays) for Proof.compute_reference(): the logits of sequences at places, on the CPU.
 
         Args:
             ids: NumPy (sequences, tokens).
-            chosen: for each layer the experts that its router has to choose (sequences, tokens, k); [] without any.
             precision: "float32" or "float64".
         """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from bench.records import columns, likeness, match, tables
+from bench.records import columns, likeness, tables
 from bench.records.columns import FLAGS, format_number
 from bench.records.results import replace_file
 from bench.timing import MAX_UNEVEN
@@ -71,7 +71,6 @@ def collect(lines):
         note=["; ".join(filter(None, [row["compared"], row["note"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
-        here=[match.name_command(match.fill_rate(row)) if row["published"] else "" for row in rows],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
         stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],

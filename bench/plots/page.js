@@ -173,7 +173,7 @@ function describe(line) {
     Machine: join(line.machine, say(line.kind)),
     Host: line.kind === "gpu" && line.cpu_name, Clock: join(measured(line.clock_mhz, "MHz"), line.throttle_reasons),
     "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
-    "The same work here": line.here, Versions: line.versions, Date: line.date,
+    Versions: line.versions, Date: line.date,
     Step: join(measured(line.step_seconds_median, "s (median)"), measured(line.step_seconds_p95, "s (95th percentile)"),
       measured(line.first_step_seconds, "s (first)")),
     Arithmetic: join(measured(line.tflops, "TFLOP/s"), share(line.of_peak, "peak")),

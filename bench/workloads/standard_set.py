@@ -14,7 +14,7 @@ PEAKS = {
     "cpu": {"SIZES": "1024,2048,4096,8192", "PRECISION": "float32,bfloat16"},
     "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16"},
 }
-PEAKS["gpu"]["OPS"] = "matmul,bandwidth,float8,attention"
+PEAKS["gpu"]["OPS"] = "matmul,bandwidth,float8"
 QUICK_PEAKS = {
     "cpu": PEAKS["cpu"] | {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"},
     "gpu": PEAKS["gpu"] | {"SIZES": "4096", "MAX_SECONDS": "0.5"},
@@ -123,7 +123,6 @@ STANDARD_SET = (
     Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), is_quick=True, **GRAPHS),
     Line("SDXL", "diffusion", "sdxl", "inference", 2, needs=(11, 24), **LARGE),  # one step with guidance
     Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **TOO | GRAPHS),
-    Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), compile="1", **CARDS, **BITS),
     Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), **MACS, **BITS),
     Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), **LORA),
     Line("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, needs=(11, 32), **LARGE),

@@ -18,7 +18,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from tests.card import machines
-from tests.frameworks import packed
 
 CPU = torch.device("cpu")
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -39,10 +38,6 @@ def on_cpu(tensor):
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), CPU, memory.nbytes())
     return torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-# Operators that differ on the CPU.
-OTHERS = {"_convert_weight_to_int4pack": packed.pack, "_weight_int4pack_mm": packed.multiply}
 
 
 class Kernels(TorchDispatchMode):
@@ -89,7 +84,7 @@ class Kernels(TorchDispatchMode):
             return made
 
         arguments, options = pytree.tree_unflatten([to_cpu(each) for each in leaves], tree)
-        result = OTHERS.get(name, operator)(*arguments, **options)
+        result = operator(*arguments, **options)
         library.card_launch()
         if isinstance(result, (bool, int, float)):
             torch.cuda.synchronize()  # the host waits for a number

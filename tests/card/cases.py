@@ -15,9 +15,7 @@ RUNS = [
     ("mlp", {"PHASE": "inference", "PRECISION": "float16"}),
     ("transformer", {"PHASE": "inference,training", "PRECISION": "mixed_bfloat16"}),
     ("llm", {"PHASE": "prefill,decode", "PRECISION": "bfloat16"}),
-    ("llm", {"PHASE": "prefill,decode", "PRECISION": "bfloat16", "WEIGHT_BITS": "8,4"}),
     ("llm", {"PHASE": "training", "PRECISION": "mixed_bfloat16", "LORA_RANK": "0,2"}),
-    ("llm", {"PHASE": "training", "PRECISION": "bfloat16", "LORA_RANK": "2", "WEIGHT_BITS": "8,4"}),
     ("diffusion", {"PHASE": "inference,training", "PRECISION": "bfloat16"}),
 ]
 

@@ -1,18 +1,14 @@
 """What is special to language models in PyTorch: their cache, their library and their counts."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
-from bench.frameworks.pytorch import on_torch, on_torch_llm
-from bench.timing import MeasurementError, proof
+from bench.frameworks.pytorch import on_torch_llm
+from bench.timing import MeasurementError
 from llm_benchmark import DECODERS
-from tests.frameworks import packed
 from tests.frameworks.sessions import describe_llm, measure_and_prove, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
@@ -120,7 +116,6 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
         ("training", {}),
         ("training", LORA),
         ("forward", LORA),
-        ("training", LORA | {"WEIGHT_BITS": "8"}),
     ],
 )
 def test_the_formulas_agree_with_the_counter(model, phase, environ):
@@ -138,126 +133,6 @@ def test_the_formulas_agree_with_the_counter(model, phase, environ):
     assert counter.get_total_flops() == workload.flops_per_item * workload.items_per_step
 
 
-# Quantised weights
-
-
-@pytest.fixture(params=[8, 4])
-def bits(monkeypatch, request):
-    """Let a CPU do what CUDA's kernels for 4 bits do."""
-    monkeypatch.setattr(torch.ops.aten, "_convert_weight_to_int4pack", packed.pack)
-    monkeypatch.setattr(torch.ops.aten, "_weight_int4pack_mm", packed.multiply)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setitem(on_torch_llm.DEVICES, 4, ("cpu",))
-    return request.param
-
-
-@pytest.mark.parametrize("model", TRAINED_DECODERS)
-def test_all_projections_and_the_output_are_quantised_and_the_reference_is_plain(model, bits):
-    workload = describe_llm("decode", MODEL=model)
-    module = on_torch_llm.Decoder(workload)
-    module.fill("cpu", torch.bfloat16, bits)
-    reference = on_torch_llm.copy_to_cpu(module, on_torch_llm.Decoder(workload), torch.float32)
-    projections = {f"{name}.weight" for name, each in module.named_modules() if isinstance(each, torch.nn.Linear)}
-    assert len(projections) == 15
-    for name, weights in module.named_parameters():
-        restored = reference.get_parameter(name)
-        assert (type(weights) is not torch.nn.Parameter) == (name in projections)
-        assert (type(restored), restored.dtype) == (torch.nn.Parameter, torch.float32)
-        if name not in projections:
-            assert torch.equal(restored, weights.float())
-
-
-@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen"])
-def test_bytes_of_quantised_weights_agree_with_a_formula(model, bits):
-    decoder = DECODERS[model]
-    session = open_llm("decode", MODEL=model, PRECISION="bfloat16", WEIGHT_BITS=str(bits), USE_GPU="0")
-    matrices = [each.weight.shape for each in session.model.uncompiled.modules() if isinstance(each, torch.nn.Linear)]
-    count, rows = sum(n * k for n, k in matrices), sum(n for n, _ in matrices)
-    norms = llm_benchmark.count_parameters(decoder) - count
-    norms -= 0 if decoder.tie_word_embeddings else decoder.vocab_size * decoder.hidden_size
-    padded = 1024 * rows  # inputs of each row, of which these models have fewer
-    # 8 bits: for each row a scale in float32 and a zero of one byte; 4: for each group both in 16 bits
-    expected = count + 5 * rows if bits == 8 else padded // 2 + 4 * padded // 64
-    assert session.weight_bytes == expected + 2 * norms
-
-
-def double_the_scale(weight):
-    scale = weight.scale if hasattr(weight, "scale") else weight.scale_and_zero[..., 0]
-    scale.mul_(2)
-
-
-def swap_nibbles(weight):
-    numbers = weight.qdata.view(torch.uint8)
-    numbers.copy_((numbers << 4) | (numbers >> 4))
-
-
-@pytest.mark.parametrize("sabotage", [double_the_scale, swap_nibbles])
-def test_wrongly_quantised_weights_are_wrong_output(monkeypatch, bits, sabotage):
-    from torchao import quantization
-
-    right = quantization.quantize_
-
-    def quantize(layer, config):
-        right(layer, config)
-        sabotage(layer.weight)
-
-    monkeypatch.setattr(quantization, "quantize_", quantize)
-    with pytest.raises(MeasurementError) as error:
-        open_llm(PRECISION="bfloat16", WEIGHT_BITS=str(bits), USE_GPU="0")
-    assert error.value.status == "wrong_output"
-
-
-def train_quantised(bits):
-    environ = {"MODEL": "tiny-qwen", "PRECISION": "bfloat16", "WEIGHT_BITS": str(bits), "USE_GPU": "0"}
-    return open_llm("training", **LORA, **environ)
-
-
-def test_a_wrong_gradient_of_an_early_adapter_is_wrong_output(monkeypatch, bits):
-    right = on_torch_llm.Restored.backward
-
-    def backward(context, gradient):
-        is_key_or_value = gradient.shape[-1] == 64 and context.saved_tensors[0].shape == (64, 64)
-        return right(context, gradient * (not is_key_or_value))
-
-    monkeypatch.setattr(on_torch_llm.Restored, "backward", backward)
-    with pytest.raises(MeasurementError, match="the gradient of adapter"):
-        measure_and_prove(train_quantised(bits))
-
-
-def test_the_gradient_through_quantised_weights_is_that_of_the_weights_they_stand_for(bits):
-    module = on_torch_llm.Decoder(describe_llm("decode", MODEL="tiny-qwen"))
-    module.fill("cpu", torch.float32 if bits == 8 else torch.bfloat16, bits)
-    layer = module.decoder.model.layers[0].mlp.down_proj
-    x = torch.randn(3, layer.weight.shape[1], dtype=layer.weight.dtype, requires_grad=True)
-    restored = on_torch_llm.restore(layer.weight, x.dtype)
-    (got,) = torch.autograd.grad(layer(x).sum(), x)
-    (expected,) = torch.autograd.grad(functional.linear(x, restored).sum(), x)
-    torch.testing.assert_close(got, expected)
-
-
-def test_training_keeps_no_restored_weights_for_the_backward_pass(bits):
-    session, kept = train_quantised(bits), []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        session.model.forward(*next(session.batches))
-    layers = [each for each in session.model.uncompiled.modules() if isinstance(each, on_torch_llm.Quantised)]
-    shapes = {shape for each in layers for shape in (each.weight.shape, each.weight.shape[::-1])}
-    assert len(layers) == 15
-    assert not shapes & {each.shape for each in kept if type(each) is torch.Tensor}
-
-
-def test_a_matrix_that_torchao_skips_is_refused(monkeypatch):
-    monkeypatch.setattr("torchao.quantization.quantize_", lambda layer, config: None)
-    with pytest.raises(MeasurementError, match="skips"):
-        open_llm(WEIGHT_BITS="8", USE_GPU="0")
-
-
-@pytest.mark.parametrize("environ", [{"WEIGHT_BITS": "4"}, {"WEIGHT_BITS": "8", "MODEL": "tiny-moe"}])
-def test_4_bits_need_cuda_and_quantised_experts_need_mlx(environ):
-    with pytest.raises(MeasurementError, match="FRAMEWORK=mlx") as error:
-        open_llm(PRECISION="bfloat16", USE_GPU="0", **environ)
-    assert error.value.status == "unsupported"
-
-
 @pytest.mark.parametrize(("device", "kernels"), [("cuda", ["grouped_mm", "batched_mm"]), ("cpu", ["grouped_mm"] * 2)])
 def test_experts_are_multiplied_as_the_library_does_in_prefill_and_decode(device, kernels):
     session = open_llm(MODEL="tiny-moe", USE_GPU="0")
@@ -265,21 +140,3 @@ def test_experts_are_multiplied_as_the_library_does_in_prefill_and_decode(device
     for kernel, tokens in zip(kernels, (2, 1), strict=True):
         session.model.extend(torch.ones(2, tokens, dtype=int))
         assert session.model.uncompiled.decoder.config._experts_implementation == kernel
-
-
-def test_a_compiled_mixture_of_experts_is_compared_with_the_uncompiled_one():
-    measure_and_prove(open_llm(MODEL="tiny-moe", COMPILE="1", PRECISION="bfloat16"))
-
-
-def test_an_uncompiled_row_of_8_bits_says_how_it_is_used(monkeypatch):
-    assert "COMPILE=1" in open_llm(WEIGHT_BITS="8", USE_GPU="0").context.notes()
-    assert "COMPILE=1" not in open_llm().context.notes()
-    deep = replace(DECODERS["tiny-llama"], num_layers=6)
-    monkeypatch.setitem(DECODERS, "tiny-llama", deep)
-    bytes_of_five = proof.HOST_BYTES["float32"] * llm_benchmark.count_parameters(replace(deep, num_layers=5))
-    monkeypatch.setattr(proof.resources, "available_bytes", lambda: bytes_of_five)
-    monkeypatch.setattr(torch, "compile", lambda function, **how: function)
-    monkeypatch.setattr(on_torch.DeviceContext, "trace_count", lambda self: 1)
-    session = open_llm(PRECISION="bfloat16", WEIGHT_BITS="8", COMPILE="1", USE_GPU="0")
-    measure_and_prove(session)  # the two layers that are compared are uncompiled
-    assert ("2 of 6 layers" in session.proof.note, "COMPILE=1" in session.context.notes()) == (True, False)

@@ -18,7 +18,7 @@ ROWS = ("tests/test_child.py",)
 PARENT = ("tests/test_parent.py",)
 SEARCH, SEARCHED = "bench/search.py", ("tests/test_search.py",)
 LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/pytorch/on_torch_llm.py"
-BITS = ("tests/frameworks/test_torch_llm.py",)
+ADAPTERS = ("tests/frameworks/test_torch_llm.py",)
 IMAGES = "bench/frameworks/pytorch/on_torch_images.py"
 WORKERS = ("tests/frameworks/test_torch.py::test_nothing_that_outlives_a_worker_holds_its_pipe",)
 DROPPED = ("tests/frameworks/test_torch.py::test_a_worker_that_cannot_send_a_batch_ends",)
@@ -199,26 +199,10 @@ BUGS = {
         CARD,
     ),
     # Language models
-    "accept_wrongly_quantised_weights": Bug(
-        PROOF, "    require(steps <= MAX_RESTORED", "    require(0 <= MAX_RESTORED", BITS
-    ),
-    "accept_matrices_that_are_not_quantised": Bug(
-        TORCH_LLM, "proof.require(type(block) is not torch.nn.Parameter", "proof.require(True", BITS
-    ),
-    "lose_the_gradient_through_quantised_weights": Bug(
-        TORCH_LLM, "return gradient @ restore(", "return 0.5 * gradient @ restore(", BITS
-    ),
-    "keep_restored_weights": Bug(TORCH_LLM, "if torch.is_grad_enabled() else", "if False else", BITS),
-    "compare_only_the_last_adapter": Bug(TORCH, 'name.endswith((".a", ".b"))', "False", BITS),
     "adapters_as_large_as_the_weights": Bug(
-        TORCH_LLM, "inputs = layer.a.shape[1]", "inputs = weights[0].numel()", BITS
-    ),
-    "count_no_quantised_weights": Bug(
-        TORCH_LLM, "name: stored_bytes(each) for name", "name: 2 * each.numel() for name", BITS
+        TORCH_LLM, "inputs = layer.a.shape[1]", "inputs = weights[0].numel()", ADAPTERS
     ),
     "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
-    "accept_any_choice_of_experts": Bug(PROOF, 'require(is_right, "a router', 'require(True, "a router', TRAINS),
-    "compare_experts_that_rounding_swaps": Bug(TORCH_LLM, "routed(module, chosen):", "routed(module):", TRAINS),
     "experts_that_are_alike": Bug(TORCH_LLM, "start = next(starts) % (POOL_NUMBERS // 2)", "start = 0", TRAINS),
     "experts_of_the_wrong_variance": Bug(TORCH_LLM, "weights.shape[-1] if weights.ndim == 3", "1 if False", TRAINS),
     "read_all_experts": Bug(LLM, "- round((1 - share)", "- round(0", ("tests/workloads/test_language.py",)),

@@ -70,11 +70,9 @@ def test_a_mixture_of_experts_uses_its_published_active_parameters_and_is_not_tr
 def test_quantised_weights_need_their_bits_and_the_largest_matrix_in_full():
     sizes = {"MODEL": "llama-3.1-8b", "PHASE": "prefill", "PROMPT_TOKENS": "1", "PRECISION": "bfloat16"}
     full = describe(**sizes)
-    quantised = describe(**sizes, WEIGHT_BITS="4")
+    quantised = describe(**sizes, WEIGHT_BITS="4", FRAMEWORK="mlx")
     assert full.resident_bytes - quantised.resident_bytes == 8_030_261_248 * 3 // 2 - 2 * 128_256 * 4096
     assert (quantised.parameters, quantised.flops_per_item) == (full.parameters, full.flops_per_item)
-    tuned = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", WEIGHT_BITS="4", FRAMEWORK="mlx")
-    assert tuned.resident_bytes == 8_030_261_248 // 2 + 4 * (128_256 * 4096 + 4 * 6_815_744)
 
 
 def test_the_script_describes_its_workloads():

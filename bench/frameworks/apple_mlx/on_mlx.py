@@ -118,8 +118,6 @@ class DeviceContext(base.DeviceContext):
         module = BUILDERS[workload.name](workload)
         calibrate(module, self.put(*self.calibration_inputs(workload), dtype=mx.float32))
         module.set_dtype(self.dtype)
-        if self.weight_bits:
-            on_mlx_llm.quantise(module, self.weight_bits)
         mx.eval(module.eval().parameters())
         mx.clear_cache()
         return Model(self, module, workload, is_trained)

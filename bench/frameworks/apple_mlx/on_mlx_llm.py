@@ -113,20 +113,13 @@ def probe_quantised(left, right, bits):
     return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
 
 
-class Plain(nn.Module):
-    """A matrix, or those of experts, without gather_mm, which on CPUs has only float32."""
-
-    def __call__(self, x, indices=..., sorted_indices=False):
-        return x @ self.weight[indices].swapaxes(-1, -2)
-
-
 def restore(layer):
-    """Return a plain layer with the weights that a quantised one or one of experts has; any other layer as it is."""
-    if "scales" not in layer and ("weight" not in layer or layer.weight.ndim != 3):
+    """Return a plain layer with the weights that a quantised one stands for; any other layer as it is."""
+    if "scales" not in layer:
         return layer
-    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else Plain()
-    plain.weight = dequantise([layer[part] for part in TENSORS], layer.bits) if "scales" in layer else layer.weight
-    return plain.freeze()  # as quantised layers are
+    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
+    plain.weight = dequantise([layer[part] for part in TENSORS], layer.bits)
+    return plain
 
 
 @contextmanager
@@ -145,65 +138,6 @@ def on_cpu(module, precision, spread):
         yield
     module.update_modules(layers)
     module.update(weights)
-
-
-class Router(nn.Module):
-    """The matrix of a router, with a function that gets its logits and returns others."""
-
-    def __init__(self, gate, change):
-        super().__init__()
-        self.gate = gate
-        self.change = change
-
-    def __call__(self, x):
-        return self.change(self.gate(x))
-
-
-class Experts(nn.Module):
-    """The experts of a layer, with a function that gets the choice of each call."""
-
-    def __init__(self, experts, note):
-        super().__init__()
-        self.experts = experts
-        self.note = note
-
-    def __call__(self, x, chosen):
-        self.note(chosen)
-        return self.experts(x, chosen)
-
-
-@contextmanager
-def routed(module, chosen=()):
-    """Yield a list of (probabilities, chosen experts) of each router of mlx-lm that is called inside.
-
-    Args:
-        chosen: what they choose instead, call by call: NumPy arrays (sequences, tokens, k). The others then have no
-            probability; those of the chosen ones add up to 1 in any case.
-    """
-    calls, logits_of = [], []
-    given = iter(chosen)
-
-    def change(logits):
-        logits_of.append(logits)
-        if not len(chosen):
-            return logits
-        places = mx.array(next(given))
-        return mx.put_along_axis(
-            mx.full(logits.shape, -mx.inf, logits.dtype), places, mx.take_along_axis(logits, places, -1), -1
-        )
-
-    def note(experts):
-        calls.append((mx.softmax(logits_of.pop(), axis=-1, precise=True), experts))
-
-    blocks = [layer.mlp for layer in module.layers if "switch_mlp" in layer.mlp]
-    parts = [(block.gate, block.switch_mlp) for block in blocks]
-    for block, (gate, experts) in zip(blocks, parts, strict=True):
-        block.gate, block.switch_mlp = Router(gate, change), Experts(experts, note)
-    try:
-        yield calls
-    finally:
-        for block, (gate, experts) in zip(blocks, parts, strict=True):
-            block.gate, block.switch_mlp = gate, experts
 
 
 class CachedModel(base.CachedModel):
@@ -242,12 +176,9 @@ class CachedModel(base.CachedModel):
     def trained_weights(self):
         return leaves(self.module.parameters())
 
-    def routed(self):
-        return routed(self.module)
-
-    def build_reference(self, ids, places, chosen, precision):
+    def build_reference(self, ids, places, precision):
         def evaluate(spread):
-            with on_cpu(self.module, precision, spread), routed(self.module, chosen):
+            with on_cpu(self.module, precision, spread):
                 logits = self.logits(*self.context.put(ids), place=mx.array(places))
                 return {proof.OUTPUT: np.array(logits.astype(mx.float32))}
 

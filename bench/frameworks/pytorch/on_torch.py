@@ -194,16 +194,10 @@ def matmul_of_bytes(a, b):
     return functional.scaled_mm(a, b.t(), scale, scaling, scale, scaling)
 
 
-def attend(*operands):
-    """Compute causal attention; the fused kernels want a batch."""
-    return functional.scaled_dot_product_attention(*(each[None] for each in operands), is_causal=True)[0]
-
-
 # The calls that users write. Those with `out` move as many bytes as their operands have.
 OPERATORS = {
     "matmul": torch.mm,
     "matmul-8bit": matmul_of_bytes,
-    "attention": attend,
     "conv1x1": functional.conv2d,
     "conv3x3": functools.partial(functional.conv2d, padding=1),
     "copy": lambda x, out: out.copy_(x),
@@ -283,18 +277,17 @@ class DeviceContext(base.DeviceContext):
     def build(self, workload, is_trained):
         module = BUILDERS[workload.name](workload)
         if hasattr(module, "fill"):  # it was built without memory
-            module.fill(self.device, self.dtype, self.weight_bits)
+            module.fill(self.device, self.dtype)
         # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
         # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
         update_bn([torch.from_numpy(self.calibration_inputs(workload)[0])], module)
-        if not self.weight_bits:
-            module = module.to(self.device, self.dtype, memory_format=self.format)
+        module = module.to(self.device, self.dtype, memory_format=self.format)
         return Model(self, module, workload, is_trained)
 
     def build_cached(self, workload):
         module = on_torch_llm.Decoder(workload)
         parameters = count_weights(module)
-        module.fill(self.device, self.dtype, self.weight_bits)
+        module.fill(self.device, self.dtype)
         return on_torch_llm.CachedModel(self, module, parameters, workload)
 
     def open_stream(self, workload, settings):
@@ -374,9 +367,7 @@ class DeviceContext(base.DeviceContext):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
         skipped = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
-        slow = "uncompiled, PyTorch restores 8 bits in 16 at each step: set COMPILE=1"
-        is_slow = self.weight_bits == 8 and not self.compile
-        return "; ".join(filter(None, [self.note, skipped, slow if is_slow else ""]))
+        return "; ".join(filter(None, [self.note, skipped]))
 
     def release(self):
         if self.compile:

@@ -23,7 +23,7 @@ class Denoiser(torch.nn.Module):
         if sizes.takes_tokens:
             self.names += ["img_ids", "txt_ids"]
 
-    def fill(self, device, dtype, _):
+    def fill(self, device, dtype):
         """Allocate random weights."""
         for _ in on_torch_llm.draw_layers(self, device, dtype):
             pass
