@@ -19,7 +19,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -27,7 +27,7 @@ from bench import frameworks, processes
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report
-from bench.records.rows import energy_cells, measurement_cells, work_cells
+from bench.records.rows import measurement_cells, work_cells
 from bench.settings import FRAMEWORKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError, measure, proof
 from bench.timing.job import Job
@@ -44,14 +44,13 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     path: str = ""  # of the file that gets the lines
-    # Also measure pipelines and energy, and warn: one process is enough for that.
-    has_extras: bool = True
+    has_extras: bool = True  # also measure pipelines, and warn: one process is enough for that
     # Of the file with the numbers that the first process of the run has checked. If there is none, this one compares
     # its own with the CPU.
     numbers_path: str = ""
     takes_turns: bool = False  # with other processes, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
-    rest: dict = field(default_factory=dict)  # as meters.measure_rest() returns it
+    card_is_shared: bool = False  # as meters.is_card_shared() returns it
     device: str = ""  # that the run's earlier processes ran on; a GPU may have gone since
 
 
@@ -140,8 +139,8 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
         settings = replace(settings, num_workers=min(group.gather(num_workers)))
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
-        instruments = replace(instruments, **task.rest)
-        if not task.has_extras:
+        instruments = replace(instruments, card_is_shared=task.card_is_shared)
+        if task.takes_turns:  # its counter would have the work of the others
             instruments = replace(instruments, counter=None)
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
         device_cells = {name: getattr(device, name) for name in names} | {"device": device.type, "nodes": me.nodes}
@@ -212,7 +211,7 @@ def list_quantities(rig: Rig, workload: Workload):
     """Return [(scope, the function that measures it)] of everything that the settings ask for."""
     settings = rig.settings
     if settings.sustain:
-        return [("sustained", measure_sustained)]
+        return [("sustained", measure_quantity)]
     has_pipeline = workload.has_pipeline and FRAMEWORKS[settings.framework].measures_parts
     has_pipeline = has_pipeline and rig.task.has_extras and settings.phase not in PARTS
     scopes = settings.scope or (SCOPES if has_pipeline else ("device",))
@@ -232,10 +231,6 @@ def measure_quantity(rig: Rig, workload: Workload, scope):
         try:
             if cells["status"] == "ok" and measure.is_launch_bound(job, measured.step_seconds_median):
                 cells["flags"] = f"{cells['flags']} launch_bound".strip()
-            # The counter would include what prepare() does before each step.
-            if rig.instruments.counter and scope != "input" and not job.session.prepare and cells["status"] == "ok":
-                watts = measure.measure_energy(job, measured.steps_per_window, rig.instruments.spend)
-                cells |= energy_cells(rig.instruments, *watts)
         except KeyboardInterrupt:  # the throughput is known by now
             cells["status"] = "interrupted"
         yield check_and_complete(rig, workload, scope, job, cells)
@@ -270,6 +265,10 @@ def open_job(rig: Rig, workload: Workload, scope):
     meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
     rig.emit(begun | {"note": WARMING_UP if scope in ("device", "sustained") else "measuring"})
     items_per_step = workload.items_per_step * group.ranks.world_size
+    instruments = rig.instruments
+    if scope == "input" or session.prepare:  # the energy of a device that waits, or of what comes before a step
+        instruments = replace(instruments, counter=None)
+    is_long_enough = instruments.least_seconds <= (settings.sustain or settings.max_seconds)
     try:
         yield Job(
             group.in_step(session),
@@ -277,9 +276,10 @@ def open_job(rig: Rig, workload: Workload, scope):
             max_seconds=settings.max_seconds,
             num_items=settings.num_images,
             sustained_seconds=settings.sustain,
+            least_seconds=instruments.least_seconds if is_long_enough else 0.0,
             clock=group.clock,
             on_window=functools.partial(report.write_rate, rig.emit, begun | {"note": "measuring"}, items_per_step),
-            watch=None if group.ranks.rank else meters.Watch(rig.instruments),
+            watch=None if group.ranks.rank else meters.Watch(instruments),
             end_turn=rig.end_turn if scope == "device" else None,
         )
     except Exception as error:
@@ -307,7 +307,6 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         "parameters": session.parameters,
         "measured_precision": session.proof.measured_precision,
         "peak_memory_bytes": meters.process_peak_bytes() if rig.device.type == "cpu" else context.peak_memory_bytes(),
-        "idle_watts": rig.instruments.idle_watts,
     }
     if cells["status"] != "interrupted":
         if rig.group.ranks.are_many:
@@ -317,13 +316,12 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
             proof.refuse_kept_answers(job, cells["seconds"] * job.items_per_step / cells["items"])
         session.check_pipeline()
         context.refuse_changed_switches(rig.device.num_threads)
-        if scope in SCOPES:  # of a long run only the last row
+        if scope != "epoch":  # the last one is followed by the check of all
             rig.emit(work_cells(rig.settings, workload, scope) | {"status": processes.BEGUN, "note": "comparing"})
             session.refuse_wrong_result()
     notes = [session.proof.note, context.notes()]
     return cells | {
         "output_error": session.proof.output_error,
-        "output_limit": session.proof.output_limit,
         "note": "; ".join(filter(None, notes)) or workload.columns.get("note", ""),
     }
 
@@ -333,19 +331,6 @@ def refuse_unequal_weights(checksums):
     unlike = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if unlike:
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
-
-
-def measure_sustained(rig: Rig, workload: Workload, scope):
-    """Yield the cells of every ten seconds of a long run."""
-    instruments = rig.instruments
-    with open_job(rig, workload, scope) as job:
-        cells = {}
-        for measured, elapsed_seconds, watts in measure.measure_sustained(job, instruments.joules):
-            cells = measurement_cells(measured) | {"elapsed_seconds": elapsed_seconds}
-            cells |= energy_cells(instruments, watts, watts * measured.seconds / measured.items)
-            yield check_and_complete(rig, workload, scope, job, cells)
-        if cells["status"] != "interrupted":
-            job.session.refuse_wrong_result()
 
 
 def measure_epochs(rig: Rig, workload: Workload, scope):

@@ -173,7 +173,7 @@ def read_machine(runs):
     if busy:
         log.warning("%s", busy)
     uses_gpu = any(run.settings.use_gpu is not False for run in runs)
-    return replace(host, busy=busy if is_half else "", rest=meters.measure_rest(uses_gpu, host.cpu_name))
+    return replace(host, busy=busy if is_half else "", card_is_shared=uses_gpu and meters.is_card_shared())
 
 
 def store(folder, rows):
@@ -280,8 +280,8 @@ def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, ch
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
-    other. After a process without any result, its run is left out. The processes of the first round measure pipelines
-    and energy; the first one of a run, in whatever call, compares with the reference.
+    other. After a process without any result, its run is left out. The processes of the first round measure pipelines;
+    the first one of a run, in whatever call, compares with the reference.
 
     Args:
         show, limit: as Child takes them.
@@ -303,7 +303,7 @@ def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, ch
     devices = {}
     for number in round_numbers:
         is_first = number == round_numbers[0]
-        of_round = {"rest": host.rest, "has_extras": is_first} | task
+        of_round = {"card_is_shared": host.card_is_shared, "has_extras": is_first} | task
         unchecked = [path for path in map(numbers_path, remaining) if not path.exists()]
         for takes_turns in (True, False) if interleaves else (False,):
             of_round["takes_turns"] = takes_turns

@@ -3,6 +3,7 @@
 Numbers are numbers, as in a run; write() stores rows as a run does, and as_text() is what reading them back returns.
 """
 
+import itertools
 from dataclasses import replace
 
 from bench.records import results
@@ -23,6 +24,8 @@ ROW |= {"windows": 20, "steps_per_window": 2, "items": 640, "seconds": 6.5, "fir
 ROW |= {"flops_per_item": 2.4e10, "tflops": 2.4}
 GPU = {"machine": "example-gpu", "device": "cuda", "device_name": "Example GPU", "driver": "580.65"}
 
+NUMBERS = itertools.count()  # of runs
+
 OPERATOR = {"phase": None, "batch_size": None, "image_size": None, "flops_per_item": None}
 MATMUL = OPERATOR | {"workload": "matmul", "model": "matmul", "matrix_size": "64x64x64", "unit": "matmuls/s"}
 PEAK = MATMUL | {"model": "matmul-peak"}
@@ -42,10 +45,22 @@ def as_text(row):
 
 
 def write(folder, rows, machine="a"):
-    """Append rows, each as changes of ROW, to <machine>.csv; returns the path."""
-    if rows:
-        results.append(folder / f"{machine}.csv", *(ROW | {"machine": machine} | row for row in rows))
+    """Append rows, each as changes of ROW, to <machine>.csv; returns the path.
+
+    A row without a process is a run by itself, with as many equal processes as `processes` says, or one.
+    """
+    of_processes = [each for row in rows for each in repeat_processes(ROW | {"machine": machine} | row)]
+    if of_processes:
+        results.append(folder / f"{machine}.csv", *of_processes)
     return folder / f"{machine}.csv"
+
+
+def repeat_processes(row):
+    count = row.pop("processes", 1)
+    if row["process"] or row["source"]:
+        return [row]
+    run = {"run_id": f"run{next(NUMBERS)}"} if row["run_id"] == ROW["run_id"] else {}
+    return [row | run | {"process": number} for number in range(1, count + 1)]
 
 
 # What the commands print in tests/test_outputs.py
@@ -80,7 +95,7 @@ IMAGE = combine(PIPELINES)
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
-POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245, "idle_watts": 71.3}
+POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245}
 TRAINING = combine(
     [
         *repeat(measure(2498, ON_GPU, POWER)),
@@ -97,16 +112,15 @@ GPU_PEAKS = [
 
 ON_MLP = MLP | {"optimizer": "sgd", "num_threads": 2, "flops_per_item": 3.8e7, "peak_memory_bytes": 0.9e9}
 EPOCH = {"scope": "epoch", "items": 50_000, "seconds": 28.0, "windows": None}
-EPOCHS = [measure(1790, ON_MLP, {"process_rates": "1790"})]
+EPOCHS = [measure(1790, ON_MLP)]
 for epoch, loss, accuracy in ((1, 1.8312, 0.4127), (2, 1.5908, 0.4655)):
     EPOCHS.append(measure(1786, ON_MLP, EPOCH, {"epoch": epoch, "loss_mean": loss, "accuracy": accuracy}))
+EPOCHS = combine([row | {"process": 1} for row in EPOCHS])
 
 WATTS = {"scope": "sustained", "power_watts": 28.4, "power_scope": "cpu+gpu+dram", "joules_per_item": 0.98}
 MAC = {"machine": "example-mac", "device": "mps", "device_name": "Example Mac", "power_source": "battery"}
-SUSTAINED = [
-    measure(speed, ON_CPU, MAC, WATTS, {"elapsed_seconds": 10.1 * i, "seconds": 10.0, "items": 10 * speed})
-    for i, speed in enumerate((31.0, 30.5, 30.0, 29.0, 28.0, 27.0, 26.5, 26.5, 26.0), 1)
-]
+TENS = {"rates": "31 30.5 30 29 28 27 26.5 26.5 26", "seconds": 90.0, "items": 2545}
+SUSTAINED = combine(processes_of(measure(28.3, ON_CPU, MAC, WATTS, TENS)))
 
 SCALING = [
     combine(repeat(measure(throughput, ON_GPU, {"world_size": size})))[0]
@@ -150,10 +164,10 @@ SWEEP = [
 ]
 
 # `make compare` of two files of one machine
-FIVE = {"machine": "example-cpu", "process_rates": "1 2 3 4 5"}
-ONE = FIVE | {"process_rates": "1"}
+FIVE = {"machine": "example-cpu", "processes": 5}
+ONE = FIVE | {"processes": 1}
 LATER = {"framework_version": "2.16"}
-PIPELINE = {"scope": "input", "process_rates": "1"}
+PIPELINE = {"scope": "input", "processes": 1}
 BEFORE = [
     FIVE | rate(100),
     FIVE | rate(10) | {"model": "vgg16"},
@@ -163,7 +177,7 @@ BEFORE = [
     FIVE | rate(7) | {"model": "alexnet"},
     FIVE | rate(20) | LATER | {"model": "vgg13"},  # the other way round than the rest
     FIVE | FAILED | {"model": "vgg19"},
-    FIVE | rate(40) | {"model": "densenet161", "process_rates": "1 2 3"},
+    FIVE | rate(40) | {"model": "densenet161", "processes": 3},
     FIVE | rate(900) | PIPELINE,
     FIVE | GPU | rate(4000),
     FIVE | PEAK | SMALL | {"tflops": 1.5},
@@ -180,10 +194,10 @@ AFTER = [
     FIVE | PEAK | SMALL | LATER | {"tflops": 2.4, "memory_format": "channels_last", "batch_size": 1},
     FIVE | rate(20) | {"model": "vgg13"},
     FIVE | rate(4) | LATER | {"model": "vgg19"},
-    FIVE | rate(60) | LATER | {"model": "densenet161", "process_rates": "1 2 3"},
+    FIVE | rate(60) | LATER | {"model": "densenet161", "processes": 3},
     FIVE | rate(800) | LATER | PIPELINE,
     FIVE | rate(300) | {"group": "0123456789ab", "allocator": "A=1"},  # of `make best`
-    FIVE | rate(3) | LATER | {"group": "interleaved", "model": "squeezenet1_0"},  # there is no other one
+    FIVE | rate(3) | LATER | {"group": "9876543210ab", "model": "squeezenet1_0"},  # there is no other one
 ]
 
 # Comparisons: faster, undecided, slower, equal, of too few pairs, not interleaved, and of other work
@@ -224,7 +238,7 @@ def standard_set(**changes):
         environ = line.environ(device, framework, precision, compiles=device == "cuda")
         about = {name.lower(): text for name, text in environ.items()} | {"workload": line.workload, "scope": "device"}
         about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(line.workload, "images/s")
-        about = {"image_size": None} | about | {"process_rates": "1 2 3", "run_id": i}
+        about = {"image_size": None} | about | {"processes": 3, "run_id": f"{changes.get('machine', '')}{i}"}
         yield rate(100 + i) | about | changes
 
 
@@ -232,6 +246,6 @@ def standard_set(**changes):
 CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
 CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
-DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "process_rates": "1", "tflops": 0.2}
+DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
 PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

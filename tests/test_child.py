@@ -199,6 +199,7 @@ class Counter:
     """An energy counter of a machine that draws 50 W."""
 
     power_scope = "gpu board"
+    period = 0.0001
 
     def reading(self):
         now = time.perf_counter()
@@ -209,8 +210,6 @@ class Counter:
 def instrumented(child, monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
-    monkeypatch.setattr(meters, "SLOW_SECONDS", 0.05)
-    monkeypatch.setattr(meters, "POLL_SECONDS", 0.001)
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
     monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
     return child
@@ -224,6 +223,7 @@ def instrumented(child, monkeypatch):
         ({"is_later": True}, ["device", "input"]),
         ({"has_extras": False}, ["device", "input"]),
         ({"has_extras": False, "scope": None}, ["device"]),
+        ({"takes_turns": True}, ["device", "input"]),
     ],
 )
 def test_the_task_decides_what_is_measured(instrumented, monkeypatch, tmp_path, task, measured):
@@ -237,15 +237,15 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, tmp_path, 
     scope, numbers = task.pop("scope", "device,input"), tmp_path / "numbers"
     if is_later := task.pop("is_later", False):
         numbers.write_text("{}")
-    task = child_process.Task(**task, numbers_path=str(numbers), rest={"period": 0.001})
+    task = child_process.Task(**task, numbers_path=str(numbers))
     status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
     assert (status, [line["scope"] for line in lines]) == (0, measured)
     assert compared == [not is_later, *[False] * (len(measured) - 1)]  # what one scope has checked serves the others
     with_energy = [line["scope"] for line in lines if "power_watts" in line]
-    assert with_energy == ([scope for scope in measured if scope != "input"] if task.has_extras else [])
+    assert with_energy == [scope for scope in measured if scope != "input" and not task.takes_turns]
     line = lines[0]
     assert line["temperature_c"] == 61
-    if task.has_extras:
+    if with_energy:
         assert line["joules_per_item"] > 0
         assert line["power_scope"] == "gpu board"
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
@@ -257,14 +257,9 @@ def test_the_model_of_a_pipeline_has_the_numbers_that_were_checked_on_resident_b
     assert [bool(line["output_error"]) for line in lines] == [True, False]
 
 
-def test_idle_power_is_what_the_parent_measured_before_the_first_child(instrumented):
-    _, (line,) = instrumented(task=child_process.Task(rest={"idle_watts": 71.0}))
-    assert line["idle_watts"] == 71
-
-
 @pytest.mark.parametrize("has_extras", [True, False])
 def test_every_process_on_a_card_that_others_used_before_the_run_is_contended(instrumented, has_extras):
-    task = child_process.Task(has_extras=has_extras, rest={"card_is_shared": True})
+    task = child_process.Task(has_extras=has_extras, card_is_shared=True)
     _, (line,) = instrumented(SCOPE="device", task=task)
     assert "contended" in line["flags"]
 
@@ -276,7 +271,7 @@ def test_a_framework_without_a_pipeline_is_measured_on_the_device(child):
 
 @pytest.mark.parametrize(("part", "has_energy"), [("forward", True), ("backward", False), ("optimizer", False)])
 def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrumented, part, has_energy):
-    _, (line,) = instrumented(PHASE=part, SCOPE=None, task=child_process.Task(rest={"period": 0.001}))  # nor a pipeline
+    _, (line,) = instrumented(PHASE=part, SCOPE=None)  # nor a pipeline
     assert [line[name] for name in ("status", "phase", "scope", "optimizer")] == ["ok", part, "device", "sgd"]
     assert ("power_watts" in line) == has_energy
 
@@ -285,20 +280,19 @@ def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch
     def pressed(*rest):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(measure, "measure_energy", pressed)
+    monkeypatch.setattr(measure, "is_launch_bound", pressed)
     code, (line,) = instrumented()
     assert (code, line["status"]) == (130, "interrupted")
     assert line["throughput"] > 0
 
 
-def test_a_sustained_run_has_a_line_for_each_part(instrumented, monkeypatch):
+def test_a_sustained_run_has_one_line_with_a_rate_for_each_part(instrumented, monkeypatch):
     job = child_process.Job
     monkeypatch.setattr(
         child_process, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
     )
-    code, lines = instrumented(SUSTAIN="60", task=child_process.Task(rest={"period": 0.001}))
-    assert (code, len(lines) >= 3) == (0, True)
-    assert {(line["scope"], line["stop_reason"]) for line in lines} == {("sustained", "interval")}
-    elapsed = [line["elapsed_seconds"] for line in lines]
-    assert elapsed == sorted(elapsed)
-    assert all(line["power_watts"] == pytest.approx(50, rel=0.05) for line in lines)
+    code, (line,) = instrumented(SUSTAIN="60")
+    assert (code, line["scope"], line["stop_reason"]) == (0, "sustained", "sustain")
+    assert len(line["rates"].split()) >= 2
+    assert line["throughput"] == pytest.approx(line["items"] / line["seconds"])
+    assert line["power_watts"] == pytest.approx(50, rel=0.05)

@@ -27,11 +27,6 @@ from tests import rows
 FOLDER = Path(__file__).with_name("outputs")
 
 
-def print_sustained(*_):
-    print("\n".join(map(report.describe_rate, rows.SUSTAINED)))  # while it runs
-    print(report.describe_run(rows.SUSTAINED, []))
-
-
 def print_runs(found, describe):
     for row in found:
         print(report.describe_run([row], rows.GPU_PEAKS))
@@ -123,7 +118,7 @@ COMMANDS = {
     "image": lambda *_: print(report.describe_run(rows.IMAGE, [])),
     "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
-    "sustained": print_sustained,
+    "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, [])),
     "scaling": lambda *_: print_runs(rows.SCALING, report.describe_scaling),
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),

@@ -311,7 +311,6 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
     [
         ({"MODEL": "alexnet,vgg11"}, [["alexnet"], ["vgg11"]]),
         ({"COMPILE": "0,1"}, [["0", "1"]]),
-        ({"COMPILE": "0,0"}, [["0", "0 again"]]),
         ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4"], ["1", "5", "6"]]),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},

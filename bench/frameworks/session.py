@@ -236,7 +236,6 @@ class ModelSession(BaseSession):
         proof.refuse_other_parameters(model.parameters, workload.parameters)
         self.workload = workload
         self.batch_size = settings.batch_size
-        self.takes_long = bool(settings.sustain)  # it is also proved before its windows, and nothing is freed then
         self.model = model
         self.parameters = model.parameters
         super().__init__(context, stream or (lambda seed: self.put(workload.make_batches(settings.batch_size, seed))))
@@ -259,14 +258,11 @@ class ModelSession(BaseSession):
 
     def after_first_step(self):
         proof.refuse_skipped_compilation(self.context)
-        if self.takes_long:
-            self.refuse_wrong_result()
         super().after_first_step()
 
     def free(self):
         """Free the batches, and what only training needs: the reference needs memory."""
-        if not self.takes_long:
-            self.batches, self.known, self.last_result = iter(()), None, None
+        self.batches, self.known, self.last_result = iter(()), None, None
 
 
 class Inference(ModelSession):
@@ -336,9 +332,8 @@ class Training(ModelSession):
         proof.refuse_wrong_gradients(self)
 
     def free(self):
-        if not self.takes_long:
-            self.batches, self.known = iter(()), None
-            self.model.free_optimizer()
+        self.batches, self.known = iter(()), None
+        self.model.free_optimizer()
 
 
 class Forward(Training):
@@ -426,11 +421,6 @@ class Generation(Inference):
             self.model.seek(place)
         self.last_result = self.model.extend(tokens)
 
-    def after_first_step(self):
-        place, tokens = self.inputs
-        super().after_first_step()
-        self.model.seek(place + tokens.shape[1])  # the proof of a long run has used the cache
-
     def refuse_wrong_result(self):
         proof.refuse_wrong_logits(self)
 
@@ -489,8 +479,7 @@ class Generation(Inference):
 
     def free(self):
         super().free()
-        if not self.takes_long:
-            self.model.cache = None
+        self.model.cache = None
 
 
 class EpochSession(Training):
@@ -500,14 +489,16 @@ class EpochSession(Training):
 
     def __init__(self, context, model, workload, settings, stream=None):
         super().__init__(context, model, workload, settings, iter(()))
-        self.takes_long = True
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
         count = len(train_labels)
         # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
-        self.refuse_wrong_result()
+        self.refuse_wrong_result()  # once more at the end: epochs may take hours
+
+    def free(self):
+        """Free nothing: the epochs follow."""
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""

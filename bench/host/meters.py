@@ -1,14 +1,13 @@
 """Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement.
 
-An energy counter has `power_scope`, what it measures ("gpu board"), and reading(): joules, which grow from an unknown
-start, and a value that changes when the system publishes new ones. A sensor that cannot be read raises an exception
-whose text says why and how to get it.
+An energy counter has `power_scope`, what it measures ("gpu board"), `period`, the seconds between two changes, and
+reading(): joules, which grow from an unknown start, and a value that changes when the system publishes new ones. A
+sensor that cannot be read raises an exception whose text says why and how to get it.
 """
 
 import ctypes
 import logging
 import math
-import operator
 import re
 import resource
 import sys
@@ -30,16 +29,11 @@ log = logging.getLogger("bench")
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
 # A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
 SHARED_PERCENT = 20.0
-ENERGY_SECONDS = 2.0
-SLOW_SECONDS = 5.0  # instead, of a counter that changes less often than every POLL_SECONDS, or nobody knows how often
-MOST_WAIT = 3.0  # seconds until a counter that does not change counts as frozen, as after sleep on a beta of macOS 27
-MOST_LAG = 0.05  # the part of the metered seconds by which a reading may be old
+LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
 MOST_POWER = 1.3  # times a card's power limit: a counter that shows more is wrong
-POLL_SECONDS = 0.1  # between readings at rest
-MOST_PERIOD = 0.5  # seconds between two changes of a counter: 5 % of a row of a sustained run
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
-# The GPU's counter always moves. macOS 27 publishes these every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
-APPLE_STAMP = ("cpu_total_mj", "dram_mj", "ane_mj")
+APPLE_STAMP = ("cpu_total_mj", "dram_mj", "ane_mj")  # the GPU's counter always moves
+SLOW_PERIOD = 2.2  # seconds: macOS 27 publishes the others every 0.5 to 2.2 s (lablup/all-smi, 410 and 424)
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
@@ -111,24 +105,65 @@ def read_or(otherwise, read):
         return otherwise
 
 
+@dataclass(frozen=True)
+class Instruments:
+    """The sensors of one device."""
+
+    counter: Any = None  # NvidiaCard or AppleChip
+    read: Callable[[], dict] = dict  # () -> columns about heat
+    why_no_energy: str = ""  # why there is no counter, and how to get one
+    card_is_shared: bool = False  # another program used the card before the run
+    limit_watts: float = math.inf  # the card's power limit, if it has one
+
+    @property
+    def least_seconds(self):
+        """Return the least seconds of windows that show enough changes of the counter; 0 without one."""
+        return (LEAST_PERIODS + 2) * self.counter.period if self.counter else 0.0
+
+
 class Watch:
-    """Notices heat, other programs and swapping between start() and stop()."""
+    """Meters energy, and notices heat, other programs and swapping, between start() and stop()."""
 
     def __init__(self, instruments, clock=time.perf_counter):
         self._instruments = instruments
         self._clock = clock
+        self._stamp = None  # of the counter's last reading
+        self._changes = []  # (seconds, joules, items) at the first and at the last change of the counter
+
+    def look(self, items):
+        """Read the energy counter between two windows, after these items since start()."""
+        if not self._instruments.counter:
+            return
+        joules, stamp = read_or((math.nan, None), self._instruments.counter.reading)
+        if self._stamp not in (None, stamp):
+            self._changes = [*self._changes[:1], (self._clock(), joules, items)]
+        self._stamp = stamp
+
+    def energy_cells(self):
+        """Return the columns of power and energy; {} if the counter changed too rarely or shows an impossible power."""
+        if len(self._changes) < 2:
+            return {}
+        (began, before, done), (ended, after, items) = self._changes
+        counter = self._instruments.counter
+        watts = (after - before) / (ended - began)
+        is_possible = 0 < watts <= MOST_POWER * self._instruments.limit_watts
+        if ended - began < LEAST_PERIODS * counter.period or not is_possible:
+            return {}
+        joules = (after - before) / (items - done)
+        return {"power_watts": watts, "joules_per_item": joules, "power_scope": counter.power_scope}
 
     def start(self):
         self._start = self._clock()
+        self.look(0)
         self._others = read_or(math.nan, others_cpu_seconds)
         self._swapped = read_or(math.nan, swapped_bytes)
 
     def stop(self):
-        """Return (flags of what it noticed, {column: reading} of the sensors).
+        """Return (flags of what it noticed, {column: reading} of the sensors and of the energy counter).
 
         Heat is read first: a GPU's clock changes as soon as the work ends.
         """
-        readings = read_or({}, self._instruments.read)
+        readings = read_or({}, self._instruments.read) | self.energy_cells()
         pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
@@ -140,78 +175,11 @@ class Watch:
         return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
 
 
-@dataclass(frozen=True)
-class Instruments:
-    """The sensors of one device."""
-
-    counter: Any = None  # NvidiaCard or AppleChip
-    read: Callable[[], dict] = dict  # () -> columns about heat
-    why_no_energy: str = ""  # why there is no counter, and how to get one
-    idle_watts: float | None = None
-    card_is_shared: bool = False  # another program used the card before the run
-    busy_percent: Callable[[], float] = float  # () -> how busy the card is; 0 if nobody knows
-    period: float = math.inf  # seconds between two changes of the counter at rest, if measured
-    limit_watts: float = math.inf  # the card's power limit, if it has one
-
-    def is_power(self, watts):
-        """Return whether a device can draw this power; log why not. NaN is unknown."""
-        if watts > MOST_POWER * self.limit_watts:
-            log.info("energy is left out: its counter shows %.4g W, the card's limit is %g W", watts, self.limit_watts)
-        return 0 < watts <= MOST_POWER * self.limit_watts
-
-    def joules(self):
-        """Return the counter's reading for rows of a sustained run; NaN if it fails or changes too rarely for them."""
-        is_known = self.counter and self.period <= MOST_PERIOD
-        return read_or((math.nan, None), self.counter.reading)[0] if is_known else math.nan
-
-    def spend(self, work, clock=time.perf_counter):
-        """Run work() over and over; return (watts, joules of a run) between two changes of the counter.
-
-        They are at least ENERGY_SECONDS apart, or SLOW_SECONDS. The counter is read only near both ends, there after
-        each run. Both results are NaN, and the log says why, if it does not change, or so rarely that a run hides when.
-        """
-        ends = []
-        runs = 0
-        for seconds in (0.0, ENERGY_SECONDS if self.period <= POLL_SECONDS else SLOW_SECONDS):
-            start = clock()
-            readings = []
-            while len(readings) < 2 or readings[-1][1] == readings[-2][1]:
-                if len(readings) > 1 and clock() - start > seconds + MOST_WAIT:
-                    log.info("energy is left out: its counter has not changed for %g s", MOST_WAIT)
-                    return math.nan, math.nan
-                work()
-                runs += 1
-                if clock() - start >= seconds:
-                    readings.append(read_or((math.nan, None), self.counter.reading))
-            ends.append((readings[-1][0], clock(), runs))
-        joules, seconds, runs = (after - before for before, after in zip(*ends, strict=True))
-        if min(self.period, seconds / runs) > MOST_LAG * seconds:
-            log.info("energy is left out: its counter changes every %.2g s, which is too rarely", self.period)
-            return math.nan, math.nan
-        return joules / seconds, joules / runs
-
-    def measure_rest(self, clock=time.perf_counter, sleep=time.sleep):
-        """Measure what a device at rest tells: idle power, the counter's period, its use by others: {field: value}."""
-        watts, period = math.nan, math.inf
-        if self.counter:
-            stamps = []
-
-            def poll():
-                sleep(POLL_SECONDS)
-                stamps.append(read_or((math.nan, None), self.counter.reading)[1])
-
-            start = clock()
-            watts, _ = self.spend(poll, clock)
-            changes = sum(map(operator.ne, stamps, stamps[1:]))
-            period = (clock() - start) / changes if changes else math.inf
-        is_shared = read_or(0, self.busy_percent) > SHARED_PERCENT
-        return {"idle_watts": watts if self.is_power(watts) else None, "period": period, "card_is_shared": is_shared}
-
-
 class NvidiaCard:
     """Reads the first card of CUDA_VISIBLE_DEVICES. https://docs.nvidia.com/deploy/nvml-api/"""
 
     power_scope = "gpu board"
+    period = 0.1
 
     def __init__(self, device_name):
         import pynvml
@@ -270,6 +238,8 @@ class AppleChip:
             raise OSError("this Mac's chip has no energy counters")
         self._names = list(parts.values())
         self.power_scope = "+".join(parts)
+        version = output_of("sw_vers", "-productVersion") or "0"
+        self.period = SLOW_PERIOD if int(version.partition(".")[0]) >= 27 else 0.1
 
     def reading(self):
         counted = self._monitor.get_cumulative_energy()
@@ -284,15 +254,15 @@ def read_thermal_pressure():
 
 
 def open_instruments(device, device_name):
-    """Return the Instruments of a device ("cpu", "cuda", "mps" ...), without what is measured at rest."""
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...)."""
     sensors = {}
     counter = None
     why = ""
     try:
         if device == "cuda":
             meter = NvidiaCard(device_name)
-            # A card without an energy counter has a temperature and may be used by others.
-            sensors = {"read": meter.read, "busy_percent": meter.busy_percent, "limit_watts": meter.limit_watts}
+            # A card without an energy counter has a temperature.
+            sensors = {"read": meter.read, "limit_watts": meter.limit_watts}
         elif sys.platform == "darwin":
             sensors = {"read": read_thermal_pressure}
             meter = AppleChip(device_name)
@@ -305,13 +275,7 @@ def open_instruments(device, device_name):
     return Instruments(counter, why_no_energy=why, **sensors)
 
 
-def measure_rest(uses_gpu, chip_name):
-    """Measure the device of a command before its first child starts: {field of Instruments: value}.
-
-    Args:
-        uses_gpu: whether the command may use an NVIDIA card.
-        chip_name: the name of a Mac's chip.
-    """
-    card = find_card() if uses_gpu else None
-    instruments = open_instruments("cuda" if card else "cpu", card.name if card else chip_name)
-    return instruments.measure_rest()
+def is_card_shared():
+    """Return whether another program uses the NVIDIA card; called before a command starts its first child."""
+    card = find_card()
+    return bool(card) and read_or(0, lambda: NvidiaCard(card.name).busy_percent()) > SHARED_PERCENT

@@ -2,13 +2,12 @@
 
 import functools
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench import settings
 from bench.timing import METHOD_VERSION
 
-SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column; 2: a row may combine all processes
+SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column
 MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
 
 # What the cells of a column that holds this may be, unless they are blank: a pattern, and what completes "must be ...".
@@ -45,14 +44,8 @@ class Column:
     # What a cell may hold: one of HOLDS, or of these names. A "meter" is 0 only if it is stuck.
     holds: str | tuple[str, ...] = "text"
     blank: str = ""  # the value that an empty cell means
-    # How a value of work or setup is worded: a pattern, words for some values, or a function; "" means not at all.
-    words: str | dict[str, str] | Callable[[str], str] | None = None
-
-
-def say_allocator(text):
-    """Describe the allocator's variables: a preloaded library by its file, in words what older versions set."""
-    keeps = re.fullmatch(r"(MALLOC_(MMAP|TRIM)_THRESHOLD_=\d{9,} ?){2}", text)
-    return "allocator keeps memory" if keeps else re.sub(r"LD_PRELOAD=(\S*/)?", "", text)
+    # How a value of work or setup is worded: a pattern, or words for some values; "" means not at all.
+    words: str | dict[str, str] | None = None
 
 
 SEARCH, FINAL = "best-", "-final"  # the group of a `make best` begins with it, and that of its last comparison ends so
@@ -61,7 +54,7 @@ COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mod
 
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
-OPERATORS = ("matmul", "convolution", "bandwidth", "attention")
+OPERATORS = ("matmul", "convolution", "bandwidth")
 PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 # What a row of ours may say: a result, why a process has none, and what a check refused.
 STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")
@@ -73,7 +66,7 @@ COLUMNS = {
     "schema": Column("identity", "version of the meaning of these columns", (str(SCHEMA),)),
     "method_version": Column("version", "METHOD_VERSION of bench/timing", METHODS),
     "run_id": Column("identity", "the run: one combination of settings, in one command, in all its processes", "word"),
-    "process": Column("identity", "its number in the run, from 1; blank: several, of an earlier version", "count"),
+    "process": Column("identity", "its number in the run, from 1", "count"),
     "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`", "word"),
     "timestamp": Column("identity", "UTC, when the process ended", "time"),
     "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
@@ -94,7 +87,7 @@ COLUMNS = {
     "driver": Column("version", "NVIDIA driver"),
     "power_source": Column("setup", "if known", ("ac", "battery"), blank="ac", words={"battery": "on battery"}),
     "low_power_mode": Column("setup", "if the system has one", ("0", "1"), blank="0", words={"1": "in low-power mode"}),
-    "allocator": Column("setup", "environment variables that change the speed", "long", words=say_allocator),
+    "allocator": Column("setup", "environment variables that change the speed", "long", words="{}"),
     "power_limit_watts": Column("setup", "that the (first) NVIDIA card is set to", "count", words="power limit {} W"),
     # software
     "commit": Column("version", "of this repository; -dirty if its programs were changed", "word"),
@@ -111,7 +104,6 @@ COLUMNS = {
     "precision": Column("work", "as asked for", PRECISIONS, words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
     "output_error": Column("result", "of the output against the reference on the CPU, relative L2", "number"),
-    "output_limit": Column("result", "of that error: what rounding explains; blank if it explains any", "number"),
     "compile": Column("work", "or a mode of torch.compile; in JAX always 1", tuple(COMPILE_WORDS), words=COMPILE_WORDS),
     "memory_format": Column("work", "of images and convolutions", settings.MEMORY_FORMATS, words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", "count", words="batch {}"),
@@ -134,8 +126,7 @@ COLUMNS = {
     "throughput": Column("result", "items per second of all devices", "positive"),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
     "throughput_high": Column("result", "upper end of its interval", "positive"),
-    "rates": Column("result", "throughput in each turn, if the process took turns, separated by spaces", "rates"),
-    "process_rates": Column("result", "throughput of each process, combined by an earlier version", "rates"),
+    "rates": Column("result", "throughput in each turn, or in each 10 s of the scope sustained", "rates"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
@@ -144,9 +135,7 @@ COLUMNS = {
     "seconds": Column("result", "total of all windows", "positive"),
     "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
-    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, interval or interrupted", "word"),
-    "elapsed_seconds": Column("result", "in the scope sustained: from the run's start to the row's end", "positive"),
-    "bottleneck": Column("result", "device, input ..., combined by an earlier version", "word"),
+    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, sustain or interrupted", "word"),
     # learning
     "parameters": Column("result", "trainable", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
@@ -157,20 +146,15 @@ COLUMNS = {
     "bytes_per_step": Column("result", "that a step of decode has to read: weights, mean cache", "positive"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "positive"),
     "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
-    "power_watts": Column("result", "mean of 2 to 5 seconds of the first process, or of a sustained row", "meter"),
+    "power_watts": Column("result", "mean from the first to the last change of the counter in the windows", "meter"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
-    "joules_per_item": Column("result", "joules over items in the seconds of power_watts", "meter"),
-    "idle_watts": Column("result", "power_watts before the run starts any work on the device", "meter"),
+    "joules_per_item": Column("result", "joules over items in that time", "meter"),
     "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
     "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
     "highest_clock_mhz": Column("result", "that the card can have", "meter"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
 }
-
-# Columns of files that earlier versions wrote: files are read without them, and rewritten without them.
-GONE = ("canary_seconds", "numpy", "checkpointing")
-RENAMED = {"search": "group"}
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
@@ -216,7 +200,7 @@ def find_fault(row, is_published=False):
         "workload": is_ok or is_published,
         "throughput": is_ok or (is_published and not any(row[name] for name in VALUES)),
         "tflops": is_ok and row["model"] == "matmul-peak",
-        "elapsed_seconds": row["scope"] == "sustained" and not is_published,
+        "process": not is_published,
         # Without these a published figure is in no plot, or is shown as one of this program.
         "source": is_published,
         "scope": is_published,
@@ -254,8 +238,6 @@ def words_of(row, names=WORK):
             continue
         if isinstance(column.words, dict):
             in_words[name] = column.words.get(text, text)
-        elif callable(column.words):
-            in_words[name] = column.words(text)
         else:
             in_words[name] = column.words.format(text).removesuffix("s" if text == "1" else "")
     return {name: words for name, words in in_words.items() if words}
@@ -272,7 +254,7 @@ def describe_setup(row):
 
 
 def describe_change(before, after):
-    """Describe how work and setup differ between two rows: "bfloat16, compiled, allocator keeps memory"."""
+    """Describe how work and setup differ between two rows: "bfloat16, compiled, on battery"."""
     changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
     in_words = words_of(after, changed)
     return ", ".join(in_words.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)

@@ -1,8 +1,7 @@
 """Combine rows into results when they are read, and compare the runs of a group.
 
 A row is what one process measured of one quantity. A result is what a run, all processes of one combination of
-settings, measured of it: a dict like a row, with the interval of its processes. Rows of earlier versions have no
-`process`, and are results already.
+settings, measured of it: a dict like a row, with the interval of its processes. A published row is a result already.
 """
 
 import statistics
@@ -15,7 +14,7 @@ from bench.settings import SCOPES
 from bench.timing.intervals import median_interval
 
 # Cells that only some processes have.
-OF_SOME = ("output_error", "output_limit", "idle_watts", "power_watts", "joules_per_item", "power_scope")
+OF_SOME = ("output_error", "power_watts", "joules_per_item", "power_scope")
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
 
 
@@ -30,7 +29,8 @@ def combine(rows):
     The rows of a quantity agree in WORK. Cells are those of the process with the median rate (the slower of the two
     middle ones), so that they are consistent; the interval joins those of all processes (from nine on, see
     median_interval()). Processes that others disturbed, or that failed or were interrupted, do not count if the run has
-    others. `process_rates` lists those that count. From the three scopes of a pipeline follows what limits it.
+    others. Added are `process_rates`, a text with the rates of those that count, and `bottleneck`, what limits a
+    pipeline, which follows from its three scopes.
 
     Args:
         rows: dicts; numbers are numbers, and None if they are unknown.
@@ -47,10 +47,11 @@ def combine_run(rows):
     found = []
     for row in rows:
         # A row that has just been measured has numbers where one of a file has their text.
-        key = tuple("" if row.get(name) is None else str(row[name]) for name in (*WORK, "elapsed_seconds"))
-        quantities[key if row["process"] else len(quantities)].append(row)  # an earlier version's stands by itself
+        key = tuple("" if row.get(name) is None else str(row[name]) for name in WORK)
+        quantities[len(quantities) if row["source"] else key].append(row)
+    added = {"process_rates": "", "bottleneck": ""}
     for of_quantity in quantities.values():
-        found.append(combine_quantity(of_quantity) if of_quantity[0]["process"] else forget_bottleneck(of_quantity[0]))
+        found.append(added | (of_quantity[0] if of_quantity[0]["source"] else combine_quantity(of_quantity)))
     by_scope = {row["scope"]: row for row in found if row["status"] == "ok" and not row["source"]}
     if set(SCOPES) <= by_scope.keys():
         row = by_scope["end_to_end"]
@@ -60,11 +61,6 @@ def combine_run(rows):
         if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
             row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
     return found
-
-
-def forget_bottleneck(row):
-    """Return a result of an earlier version without what was said then of its bottleneck."""
-    return row | {"bottleneck": "", "note": row["note"].partition("; ")[2]} if row["bottleneck"] else row
 
 
 def combine_quantity(rows):
@@ -102,8 +98,8 @@ def is_failure(row):
 
 
 def count_processes(row):
-    """Return how many processes measured a result; 0 for a failure."""
-    return len((row["process_rates"] or "").split())
+    """Return how many processes measured a result; 0 for a failure and for what was published."""
+    return len(row["process_rates"].split())
 
 
 # Comparisons

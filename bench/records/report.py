@@ -95,14 +95,13 @@ def describe_run(rows, stored):
     where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     peaks_here = peaks.measured_peaks(stored)
-    sustained = [row for row in rows if row.get("elapsed_seconds")]
-    lines += [describe_result(row, peaks_here) for row in rows if row not in sustained or row["status"] != "ok"]
-    notes = [describe_sustained(sustained)]
-    if not peaks_here and any(row.get("tflops") for row in rows if row not in sustained):
+    lines += [describe_result(row, peaks_here) for row in rows]
+    notes = []
+    if not peaks_here and any(row.get("tflops") for row in rows):
         notes.append("run `make tflops` to compare this with the machine's peak")
-    if max(count_processes(row) for row in rows) == 1 and not sustained:
+    if max(count_processes(row) for row in rows) == 1:
         notes.append("only one process, so the variation between processes is unknown")
-    lines += [wrap(f"  {text}", "    ") for text in notes if text]
+    lines += [wrap(f"  {text}", "    ") for text in notes]
     return "\n".join(filter(None, [*lines, explain_flags({flag for row in rows for flag in row["flags"].split()})]))
 
 
@@ -141,8 +140,6 @@ def describe_rate(row):
     if not row.get("throughput"):
         return f"{row['scope'] or 'all'}: {row['status']}: {row['note']}"
     rate = f"{row['scope'] or 'all'} {format_number(row['throughput'])} {row['unit']}"
-    if row.get("elapsed_seconds"):
-        return f"{row['elapsed_seconds']:.0f} s: {', '.join([rate, *describe_physics(row)])}"
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
@@ -161,13 +158,13 @@ def describe_result(row, reached):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
-        lines.append(describe_details(row, reached))
+        lines += filter(None, [describe_details(row, reached), describe_sustained(row)])
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
         lines.append(f"{row['status']}: {reason}")
     elif row["note"]:
-        lines.append(row["note"] if row.get("bottleneck") else f"note: {row['note']}")
+        lines.append(row["note"] if row["bottleneck"] else f"note: {row['note']}")
     if row["flags"]:
         lines.append("flags: " + ", ".join(row["flags"].split()))
     label = f"{row['scope'] or 'all'} {row.get('epoch') or ''}".strip()
@@ -220,21 +217,20 @@ def describe_physics(row):
     sensors = []
     if row.get("power_watts"):
         per_item = f", {row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
-        idle = f", idle {row['idle_watts']:.3g} W" if row.get("idle_watts") is not None else ""
-        sensors.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}{idle}")
+        sensors.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}")
     if row.get("temperature_c") is not None:
         sensors.append(f"{row['temperature_c']:.0f} C")
     return sensors
 
 
-def describe_sustained(rows):
-    """Describe what heat did to the speed in a sustained run; "" if there is none, or it was too short to tell."""
-    parts = [[row[name] for name in ("elapsed_seconds", "seconds", "items")] for row in rows if row.get("throughput")]
-    burst, sustained = burst_and_sustained(parts) if parts else (None, None)
-    if burst is None or sustained is None:
+def describe_sustained(row):
+    """Describe what heat did to the speed in a sustained run; "" if it is none, or was too short to tell."""
+    rates = [float(rate) for rate in (row["rates"] or "").split()] if row["scope"] == "sustained" else []
+    if not (found := burst_and_sustained(rates)):
         return ""
-    first, last = (f"{format_number(rate)} {rows[0]['unit']}" for rate in (burst, sustained))
-    return f"burst {first} (first 30 s), sustained {last} (last third): {100 * sustained / burst:.3g} % of the burst"
+    burst, kept = found
+    first, last = (f"{format_number(rate)} {row['unit']}" for rate in found)
+    return f"burst {first} (first 30 s), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
 
 
 def describe_scaling(rows):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.records.columns import COLUMNS, GONE, MOST_LETTERS, RENAMED, find_fault, make_printable
+from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
 from bench.settings import SettingError
 
 LOCK_SECONDS = 60
@@ -61,8 +61,7 @@ def check_writable(folder, machines):
 def append(path, *rows):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
-    Lines that read() leaves out stay. Stored rows gain the new columns, and lose those that are GONE. Without rows, it
-    only tries to write.
+    Lines that read() leaves out stay. Stored rows gain the new columns. Without rows, it only tries to write.
 
     Raises:
         ResultsError: a file that read() refuses, a stuck lock, a full disk.
@@ -163,8 +162,8 @@ def parse(text, path):
         if not any(cells):
             continue
         if not header or {"schema", "machine"} <= set(cells):
-            header = [RENAMED.get(name, name) for name in cells]
-            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS, *GONE])):
+            header = cells
+            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS])):
                 names = [name[:40] for name in wrong[:3]]
                 why = f"it begins with {header[0][:40]!r}, and columns are missing, unknown or twice: {names}"
                 fix = "name one such as results/<machine>.csv, or move it away"

@@ -68,16 +68,8 @@ def complete_row(host, line, **of_run):
 
 
 def measurement_cells(measured):
-    """Return the cells of a Measurement; rates of turns as they are stored, so that ratios are the same then."""
-    cells = asdict(measured) | measured.readings | {"rates": " ".join(f"{rate:.6g}" for rate in measured.turn_rates)}
-    del cells["readings"], cells["turn_rates"]
+    """Return the cells of a Measurement; rates of its parts as they are stored, so that ratios are the same then."""
+    cells = asdict(measured) | measured.readings | {"rates": " ".join(f"{rate:.6g}" for rate in measured.rates)}
+    del cells["readings"]
     status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
     return cells | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}
-
-
-def energy_cells(instruments, watts, joules_per_item):
-    """Return the cells of power and energy; {} if the power is unknown, or its counter is stuck or wrong."""
-    if not instruments.is_power(watts):
-        return {}
-    scope = instruments.counter.power_scope
-    return {"power_watts": watts, "joules_per_item": joules_per_item, "power_scope": scope}

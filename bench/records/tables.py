@@ -20,8 +20,8 @@ def read_rows(paths, warn):
     """Read all results of these CSV files as one frame, in the order of the files.
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
-    `published`, whether others measured it, `disturbed`, `processes`, their number, and `shown`, the name of the
-    device, or of the machine if several have this device. Of runs in groups `compared` says that they are `factor`
+    `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, as combine() names it,
+    and `shown`, the name of the device, or of the machine if several have this device. Of runs in groups `compared` says that they are `factor`
     times as fast as another one, and `step` is the place on the path of a `make best`. A file that is foreign or newer
     is left out, and so is a row that cannot be read: warn() gets a line.
     """
@@ -54,6 +54,7 @@ def to_frame(rows):
         published=frame["source"] != "",
         disturbed=[bool(disturbing_flags(row)) for row in found],
         processes=[max(1, count_processes(row)) for row in found],
+        bottleneck=[row["bottleneck"] for row in found],
         compared=[describe_factor(*compared[name]) if name in compared else "" for name in run_ids],
         factor=[compared[name][2].ratio.throughput if name in compared else math.nan for name in run_ids],
         step=[steps.get(name, math.nan) for name in run_ids],

@@ -1,6 +1,7 @@
 """Rates, and what they show: ratios, bottlenecks, the effect of heat."""
 
 import math
+import statistics
 from typing import NamedTuple
 
 from bench.records.columns import format_number
@@ -10,7 +11,7 @@ OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
-BURST_SECONDS = 30  # the beginning of a sustained run
+BURST_RATES = 3  # of ten seconds each: the beginning of a sustained run
 
 
 class Rate(NamedTuple):
@@ -69,17 +70,9 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     return slower, f"{words[slower]}: {parts}"
 
 
-def burst_and_sustained(rows):
-    """Return (items per second in the first half minute, in the last third) of a sustained run, None if too short.
-
-    Args:
-        rows: (elapsed_seconds, seconds, items) of each row of one run: time from the run's start to the row's end,
-            time in its windows, items in them. A row belongs to the part that its middle is in.
-    """
-    total = max(elapsed for elapsed, _, _ in rows)
-
-    def rate(begin, end):
-        some = [(seconds, items) for elapsed, seconds, items in rows if begin <= elapsed - seconds / 2 < end]
-        return sum(items for _, items in some) / sum(seconds for seconds, _ in some) if some else None
-
-    return rate(0, BURST_SECONDS), rate(total * 2 / 3, total) if total * 2 / 3 >= BURST_SECONDS else None
+def burst_and_sustained(rates):
+    """Return the means of the first half minute and of the last third of rates of ten seconds; None if too few."""
+    third = len(rates) // 3
+    if not third or len(rates) - third < BURST_RATES:
+        return None
+    return statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])

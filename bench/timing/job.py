@@ -22,11 +22,12 @@ class Job:
     max_seconds: float
     target_ci: float = 1.0  # half the width of the interval, in percent of the median
     num_items: int | None = None  # at least this many, in whole windows, instead of the two limits above
-    sustained_seconds: float | None = None  # length of measure_sustained(); overrides the three limits above
+    sustained_seconds: float | None = None  # of all windows together, instead of the three limits above
+    least_seconds: float = 0.0  # of all windows together, before their interval can end the measurement
     clock: Callable[[], float] = time.perf_counter  # wall seconds
     # Called between windows with the list of their seconds and the steps in each; never inside a stream.
     on_window: Callable[[list[float], int], None] | None = None
-    watch: Any = None  # a meters.Watch: start() before the first window, stop() after the last
+    watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
     end_turn: Callable[[], None] | None = None  # pauses this process until its next turn
 
     @property

@@ -33,7 +33,7 @@ LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval c
 STREAM_WINDOWS = 40  # for a pipeline, in MAX_SECONDS
 ENOUGH_QUEUES = 10
 MIN_MEASURED_SECONDS = 0.5
-SUSTAINED_SECONDS = 10.0  # in a row of a sustained run
+SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
 TURN_SECONDS = 0.25  # of windows, before another process that is compared with this one gets its turn
 
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
@@ -48,8 +48,8 @@ LAUNCH_BOUND = 0.95
 class Measurement:
     """What was measured. Seconds are wall seconds; throughput is items per second.
 
-    The throughput of resident batches is that of the median window. For a pipeline, or a given number of items, it
-    is total items / total seconds. If there is no interval, both of its ends are None.
+    The throughput of resident batches is that of the median window. For a pipeline, a sustained run or a given number
+    of items, it is total items / total seconds. If there is no interval, both of its ends are None.
     """
 
     throughput: float
@@ -63,10 +63,10 @@ class Measurement:
     seconds: float
     first_step_seconds: float
     warmup_seconds: float
-    stop_reason: str  # "target_ci", "max_seconds", "num_images", "interval" or "interrupted"
+    stop_reason: str  # "target_ci", "max_seconds", "num_images", "sustain" or "interrupted"
     flags: tuple[str, ...]
     readings: dict  # {column: reading} of the sensors
-    turn_rates: list[float]  # items per second of the median window of each turn; [] without turns
+    rates: list[float]  # items per second in each turn, or in each ten seconds of a sustained run; else []
 
 
 def measure(job: Job):
@@ -81,29 +81,6 @@ def measure(job: Job):
     """
     with collection_disabled():
         return measure_stream(job) if job.is_stream else measure_windows(job, *start_up(job))
-
-
-def measure_sustained(job: Job, joules):
-    """Measure for job.sustained_seconds as measure() does, without a pause between the results.
-
-    Args:
-        joules: reads the energy counter.
-
-    Yields:
-        (Measurement, seconds since the first window began, mean watts) of every ten seconds, and after Ctrl-C.
-    """
-    clock = job.clock
-    with collection_disabled():  # all the time, because the device would cool down in a pause
-        start = start_up(job)
-        began = clock()
-        stop_reason = ""
-        while stop_reason != "interrupted" and clock() - began < job.sustained_seconds:
-            joules_before = joules()
-            before = clock()
-            measured = measure_windows(job, *start)
-            stop_reason = measured.stop_reason
-            watts = (joules() - joules_before) / (clock() - before)
-            yield measured, clock() - began, watts
 
 
 def start_up(job: Job):
@@ -142,15 +119,18 @@ def measure_windows(job: Job, steps, first_step_seconds, warmup_seconds):
         KeyboardInterrupt: Ctrl-C before the first window was complete.
     """
     counters = start_counters(job)
-    windows, steps, stop_reason, turns = collect_windows(job, steps)
+    windows, steps, stop_reason, parts = collect_windows(job, steps)
 
     # Each turn begins with a step that is not timed.
-    flags, readings = check_counters(job, counters, steps * len(windows) + len(turns), stop_reason)
+    untimed = len(parts) if job.end_turn else 0
+    flags, readings = check_counters(job, counters, steps * len(windows) + untimed, stop_reason)
     is_part = job.session.prepare and stop_reason != "interrupted"  # Ctrl-C leaves no result to read
     if is_part and idle_barrier_seconds(job) > MAX_PART_BARRIER_SHARE * statistics.median(windows):
         flags.append("barrier_shows")
     about = {"first_step_seconds": first_step_seconds, "warmup_seconds": warmup_seconds, "readings": readings}
-    about["turn_rates"] = [job.items_per_step * steps / statistics.median(turn) for turn in turns if turn]
+    middle = statistics.median if job.end_turn else statistics.fmean
+    complete = [part for part in parts if part and (job.end_turn or sum(part) >= SUSTAINED_SECONDS)]
+    about["rates"] = [job.items_per_step * steps / middle(part) for part in complete]
     return summarise(job, windows, steps, stop_reason, flags, about)
 
 
@@ -165,7 +145,7 @@ def measure_stream(job: Job):
     session.after_first_step()
     began = clock()
     steps = choose_stream_steps(job, drain_queue(job))  # the batches that were prepared before are used up
-    about = {"first_step_seconds": first_step_seconds, "warmup_seconds": clock() - began, "turn_rates": []}
+    about = {"first_step_seconds": first_step_seconds, "warmup_seconds": clock() - began, "rates": []}
     refuse_skipped_steps(job, steps)
     if steps > 1:
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
@@ -178,6 +158,8 @@ def measure_stream(job: Job):
             now = clock()
             windows.append(now - last)
             last = now
+            if job.watch:
+                job.watch.look(job.items_per_step * steps * len(windows))
             stop_reason = find_stop_reason(job, windows, steps, now - began, is_look=False)
     except KeyboardInterrupt:
         if not windows:
@@ -192,7 +174,7 @@ def measure_stream(job: Job):
 def summarise(job: Job, windows, steps, stop_reason, flags, about):
     """Return the Measurement of some windows.
 
-    The throughput of pipelines and of NUM_IMAGES is that of all seconds, instead of the median window's.
+    The throughput of pipelines, of NUM_IMAGES and of SUSTAIN is that of all seconds, instead of the median window's.
 
     Args:
         steps: in a window.
@@ -204,7 +186,7 @@ def summarise(job: Job, windows, steps, stop_reason, flags, about):
         flags.append("drift")
     items_in_window = job.items_per_step * steps
     throughput = items_in_window / statistics.median(windows)
-    if job.is_stream or job.num_items is not None:
+    if job.is_stream or job.num_items is not None or job.sustained_seconds:
         throughput = job.items_per_step * done / seconds
     if len(windows) >= LEAST_UNEVEN and job.items_per_step * done / seconds < (1 - MAX_UNEVEN) * throughput:
         flags.append("uneven")
@@ -239,17 +221,6 @@ def measure_epoch(job: Job, order):
         seconds = clock() - start
         flags, _ = check_counters(job, counters, steps, "epoch")
     return seconds, flags
-
-
-def measure_energy(job: Job, steps, spend):
-    """Return (watts, joules per item) of the steps that have just been measured; NaN if the counter does not tell.
-
-    Args:
-        spend: as meters.Instruments.spend(); it reads the counter on an idle device, after `steps` steps.
-    """
-    with collection_disabled():
-        watts, joules = spend(lambda: timed(job.session, job.clock, steps), job.clock)
-    return watts, joules / (steps * job.items_per_step)
 
 
 def is_launch_bound(job: Job, step_seconds):
@@ -354,28 +325,32 @@ def collect_windows(job: Job, steps):
     """Measure windows until a stop rule gives a reason, or until Ctrl-C.
 
     Returns:
-        (seconds of each window, steps in each, the reason, the windows of each turn). A given number of items may need
-        windows of fewer steps.
+        (seconds of each window, steps in each, the reason, the windows of each turn or of each ten seconds of a
+        sustained run). A given number of items may need windows of fewer steps.
     """
     clock = job.clock
     next_look = ENOUGH_WINDOWS
     if job.num_items is not None:
         steps = max(1, min(steps, math.ceil(job.num_items / job.items_per_step) // MIN_SAMPLES))
+    part_seconds = TURN_SECONDS if job.end_turn else SUSTAINED_SECONDS if job.sustained_seconds else None
     windows = []
-    turns = []
+    parts = []
     stop_reason = ""
     began = clock()
     try:
         while not stop_reason:
-            if job.end_turn and (not turns or sum(turns[-1]) >= TURN_SECONDS):
-                paused = clock()
-                job.end_turn()
-                turns.append([])
-                timed(job.session, clock, 1)
-                began += clock() - paused
+            if part_seconds and (not parts or sum(parts[-1]) >= part_seconds):
+                parts.append([])
+                if job.end_turn:
+                    paused = clock()
+                    job.end_turn()
+                    timed(job.session, clock, 1)
+                    began += clock() - paused
             windows.append(timed(job.session, clock, steps))
-            if turns:
-                turns[-1].append(windows[-1])
+            if parts:
+                parts[-1].append(windows[-1])
+            if job.watch:
+                job.watch.look(job.items_per_step * steps * len(windows))
             # Looking at the interval after every window would cost time between them and invite a lucky stop: look
             # every 10 %.
             is_look = len(windows) >= next_look
@@ -387,24 +362,24 @@ def collect_windows(job: Job, steps):
         if not windows:
             raise
         stop_reason = "interrupted"
-    return windows, steps, stop_reason, turns
+    return windows, steps, stop_reason, parts
 
 
 def find_stop_reason(job: Job, windows, steps, elapsed, is_look):
     """Return why no other window follows, or "".
 
-    It is `interval` at the end of a row of a sustained run, `num_images` after the given number of items, otherwise
-    `target_ci` if the interval is narrow enough, `max_seconds` if the time is over.
+    It is `sustain` at the end of a sustained run, `num_images` after the given number of items, otherwise `target_ci`
+    if the interval is narrow enough, `max_seconds` if the time is over.
 
     Args:
         steps: in a window.
         is_look: whether the interval is computed.
     """
     if job.sustained_seconds:
-        return "interval" if elapsed >= SUSTAINED_SECONDS else ""
+        return "sustain" if elapsed >= job.sustained_seconds else ""
     if job.num_items is not None:
         return "num_images" if len(windows) * steps * job.items_per_step >= job.num_items else ""
-    if is_look and sum(windows) >= MIN_MEASURED_SECONDS:
+    if is_look and sum(windows) >= max(MIN_MEASURED_SECONDS, job.least_seconds):
         low, high = interval(windows)
         if 50 * (high - low) / statistics.median(windows) <= job.target_ci:  # half of it, in percent
             return "target_ci"

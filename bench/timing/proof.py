@@ -16,8 +16,8 @@
                                              those of the pair at the initial weights (so do those of end_to_end)
 
 The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
-float32. It is made after the windows, so that the first process measures like the others; only long runs, SUSTAIN and
-EPOCHS, are also compared before. Its inputs are two items that no step has used, chosen by the seed. In inference and
+float32. It is made after the windows, so that the first process measures like the others; only EPOCHS are also compared
+before. Its inputs are two items that no step has used, chosen by the seed. In inference and
 prefill: one of the first half of a new batch, and one of the second half of this batch with its halves exchanged. In
 decode and training: one of each half of a new batch. The timed function computes them in a batch of the timed size. If
 two items take more than MAX_REFERENCE_FLOPS, a smaller pair takes their place, in inference uncompiled. Training is
@@ -764,8 +764,8 @@ def refuse_wrong_logits(session):
     Prefill: the last logits of two new batches are compared. Decode: the first, the middle and the last ones of a round
     of new tokens. The reference reads whole sequences, without a cache. If they are too long for it, it reads a few
     tokens, and refuse_ignored_context() checks the long ones. If the weights are too many, two layers of the same shape
-    are compared, but not in a long run, which goes on. A mixture of experts is not compared. It cannot see, in decode,
-    other steps than those before the three places.
+    are compared. A mixture of experts is not compared. It cannot see, in decode, other steps than those before the
+    three places.
     """
     proof = session.proof
     refuse_changed_weights(session)
@@ -788,7 +788,7 @@ def refuse_wrong_logits(session):
         is_long = exceeds_reference(session, tokens if session.is_decode else 1)
         if is_long or not fits_memory:
             refuse_ignored_context(session, batches[0], pieces[0][-1])
-        if not fits_memory and session.workload.sizes.num_layers > COMPARED_LAYERS and not session.takes_long:
+        if not fits_memory and session.workload.sizes.num_layers > COMPARED_LAYERS:
             refuse_two_wrong_layers(session)
             proof.roundings = {}  # those of all layers are unknown
             proof.write_numbers({OUTPUT: rows})

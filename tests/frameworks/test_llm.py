@@ -41,18 +41,6 @@ def assert_last_result_is_that_of(session, other, tokens):
     assert proof.relative_error(session.context.as_array(session.last_result), expected) < 1e-4
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-@pytest.mark.parametrize("most", [1e12, 0])
-def test_a_sustained_run_goes_on_after_its_proof(monkeypatch, phase, most):
-    monkeypatch.setattr(proof, "MAX_REFERENCE_FLOPS", most)  # 0: a few tokens, in a cache of their own
-    session = open_llm(phase, SUSTAIN="60")
-    session.step()
-    session.after_first_step()
-    for _ in range(9):
-        session.step()
-    session.check_last_step()
-
-
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(("depth", "tokens"), [(3, 4), (0, 1)])
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model, depth, tokens):

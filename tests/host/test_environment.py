@@ -118,13 +118,13 @@ FASTER += " XLA_FLAGS TF_XLA_FLAGS TF_ENABLE_ONEDNN_OPTS NCCL_P2P_DISABLE NCCL_A
 
 def test_variables_that_change_the_speed_are_part_of_the_setup():
     """And not the path of an installation or a cache, or what is only printed."""
-    alike = "OMP_NUM_THREADS MKL_HOME MKLROOT KMP_DUPLICATE_LIB_OK KMP_WARNINGS NCCL_DEBUG TORCHINDUCTOR_CACHE_DIR"
-    alike += (
-        " TORCHINDUCTOR_COMPILE_THREADS JAX_COMPILATION_CACHE_DIR JAX_PLATFORMS CUDA_VISIBLE_DEVICES CUBLAS_LOGINFO_DBG"
-    )
-    others = dict.fromkeys(alike.split(), "/x") | {"KMP_AFFINITY": ""}
+    alike = "OMP_NUM_THREADS MKL_HOME MKLROOT NCCL_DEBUG TORCHINDUCTOR_CACHE_DIR CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
+    alike += " TF_CPP_MIN_LOG_LEVEL CUDA_VERSION JAX_COMPILATION_CACHE_DIR TORCH_NCCL_ASYNC_ERROR_HANDLING PYTHONPATH"
+    others = dict.fromkeys(alike.split(), "x") | {"KMP_AFFINITY": ""}
     faster = sorted(FASTER.split())
     assert environment.find_allocator(others | dict.fromkeys(faster, "1")) == " ".join(f"{name}=1" for name in faster)
+    assert environment.find_allocator(others) is None
+    assert environment.find_allocator({"LD_PRELOAD": "/home/a/x.so:/usr/y.so"}) == "LD_PRELOAD=x.so:y.so"
 
 
 def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):

@@ -4,7 +4,6 @@ import math
 import subprocess
 import sys
 from collections import namedtuple
-from dataclasses import replace
 from types import SimpleNamespace
 
 import psutil
@@ -13,7 +12,6 @@ import pytest
 from bench.host import environment, meters
 from bench.host.environment import Card
 from bench.host.meters import describe_load
-from bench.records.rows import energy_cells
 from tests.fakes import Clock
 
 
@@ -95,55 +93,59 @@ def test_the_peak_of_a_process_is_not_its_parents():
 class SteppingCounter:
     """The energy counter of a machine that draws 12 W, published every `period` seconds."""
 
-    def __init__(self, period):
-        self.clock, self.period = Clock(), period
+    power_scope = "gpu board"
+
+    def __init__(self, period, watts=12):
+        self.clock, self.period, self.watts = Clock(), period, watts
 
     def reading(self):
         published = self.clock.now // self.period
-        return 1000 + 12 * published * self.period, published
+        return 1000 + self.watts * published * self.period, published
+
+
+def watch_windows(counter, window, seconds, limit=math.inf):
+    """Return the energy cells of windows of four items."""
+    watch = meters.Watch(meters.Instruments(counter, limit_watts=limit), counter.clock)
+    counter.clock.sleep(0.33 * counter.period)
+    watch.start()
+    for number in range(1, round(seconds / window) + 1):
+        counter.clock.sleep(window)
+        watch.look(4 * number)
+    return watch.stop()[1]
 
 
 @pytest.mark.parametrize(
-    ("period", "step", "is_known"),
-    [(0.001, 0.07, True), (0.1, 4, True), (2.2, 0.07, True), (2.2, 1.5, False), (1e9, 0.07, False)],
-)
-def test_energy_is_read_when_the_counter_changes(period, step, is_known):
-    """Of a long step nobody knows when the counter has changed, unless it changes often; the last one is frozen."""
-    counter = SteppingCounter(period)
-    counter.clock.sleep(0.3)
-    instruments = meters.Instruments(counter)
-    instruments = replace(instruments, **instruments.measure_rest(counter.clock, counter.clock.sleep))
-    assert instruments.idle_watts == (None if period == 1e9 else pytest.approx(12, rel=0.02))
-    assert math.isnan(instruments.joules()) == (period > 0.5)  # too rarely for rows of ten seconds
-    watts, joules = instruments.spend(lambda: counter.clock.sleep(step), counter.clock)
-    assert (watts, joules / step) == pytest.approx([12 if is_known else math.nan] * 2, rel=0.02, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("limit", "watts", "is_known"),
+    ("period", "window", "seconds", "is_known"),
     [
-        ("450.00 W", 580.0, True),
-        ("450.00 W", 590.0, False),
-        ("450.00 W", 450e3, False),  # a counter in other units
-        ("450.00 W", 0.0, False),
-        ("[N/A]", 590.0, True),
-        ("[N/A]", math.nan, False),
+        (0.1, 0.03, 2.5, True),
+        (0.1, 0.03, 1.9, False),
+        (0.1, 1.3, 4, True),
+        (2.2, 0.07, 3, False),
+        (2.2, 0.07, 60, True),
     ],
 )
-def test_more_power_than_a_card_can_draw_is_left_out(nvml, monkeypatch, limit, watts, is_known):
-    monkeypatch.setattr(environment, "list_cards", lambda: [Card(FAST, "0", "GPU-1", power_limit=limit)])
-    instruments = meters.open_instruments("cuda", FAST)
-    cells = energy_cells(instruments, watts, 0.5)
-    assert cells == ({"power_watts": watts, "joules_per_item": 0.5, "power_scope": "gpu board"} if is_known else {})
-    monkeypatch.setattr(meters.Instruments, "spend", lambda *given: (watts, watts))
-    assert instruments.measure_rest()["idle_watts"] == (watts if is_known else None)
+def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(period, window, seconds, is_known):
+    cells = watch_windows(SteppingCounter(period), window, seconds)
+    if not is_known:
+        assert cells == {}
+        return
+    assert cells["power_watts"] == pytest.approx(12, rel=0.05)
+    assert cells["joules_per_item"] == pytest.approx(12 * window / 4, rel=0.05)
+    assert cells["power_scope"] == "gpu board"
 
 
-def test_others_on_a_card_are_noticed_without_an_energy_counter():
-    for percent, is_shared in ((15, False), (40, True)):
-        instruments = meters.Instruments(busy_percent=lambda percent=percent: percent)
-        assert instruments.measure_rest(sleep=fail)["card_is_shared"] == is_shared
-    assert meters.Instruments().measure_rest(sleep=fail)["idle_watts"] is None
+@pytest.mark.parametrize(
+    ("limit", "watts", "is_known"), [(450, 580, True), (450, 600, False), (450, 450e3, False), (math.inf, 600, True)]
+)
+def test_more_power_than_a_card_can_draw_is_left_out(limit, watts, is_known):
+    assert bool(watch_windows(SteppingCounter(0.1, watts), 0.05, 5, limit)) == is_known
+
+
+def test_a_counter_that_fails_or_never_changes_gives_no_energy():
+    counter = SteppingCounter(0.1)
+    counter.reading = fail
+    assert watch_windows(counter, 0.05, 5) == {}
+    assert watch_windows(SteppingCounter(1e9), 0.05, 5) == {}
 
 
 # Sensors of hardware that is not here, with fakes of the real libraries and recorded values.
@@ -183,7 +185,7 @@ def test_the_first_visible_card_is_read(nvml, monkeypatch, visible, slot):
         assert instruments.counter is None
         return
     assert instruments.counter.reading()[0] == 5000.123 + slot * 1e9
-    assert (instruments.busy_percent(), instruments.counter.power_scope) == (30 * slot, "gpu board")
+    assert meters.is_card_shared() == (slot == 1)
     why = "sw_power_cap hw_thermal_slowdown"
     assert instruments.read() == {"temperature_c": 61 + slot, "throttle_reasons": why} | {
         "clock_mhz": 1500,
@@ -204,8 +206,16 @@ def test_a_reading_that_a_card_refuses_does_not_take_the_others_away(nvml, monke
     instruments = meters.open_instruments("cuda", SLOW)
     assert {"clock_mhz", "temperature_c", "throttle_reasons"} - instruments.read().keys() == {missing} - {None}
     assert (instruments.counter is None) == (refused == "TotalEnergy")
-    assert instruments.busy_percent() == 0
     assert meters.open_instruments("cuda", FAST).read() == {}  # which does not run
+
+
+@pytest.mark.parametrize(("version", "period"), [("15.7", 0.1), ("26.4", 0.1), ("27.0", 2.2)])
+def test_the_counters_of_a_mac_change_as_often_as_its_system_lets_them(monkeypatch, version, period):
+    counted = dict.fromkeys(("cpu_total_mj", "gpu_mj", "gpu_sram_mj", "dram_mj", "ane_mj"), 1)
+    monitor = SimpleNamespace(get_cumulative_energy=lambda: SimpleNamespace(**counted))
+    monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
+    monkeypatch.setattr(meters, "output_of", lambda *command: version + "\n")
+    assert meters.AppleChip("Apple M5").period == period
 
 
 def test_an_apple_chip_adds_up_its_parts(monkeypatch):

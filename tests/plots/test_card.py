@@ -99,10 +99,10 @@ def test_work_that_a_framework_does_not_have_is_not_missing(folder):
 @pytest.mark.parametrize(
     ("rates", "width", "processes", "is_named"),
     [
-        ((100, 90), 0.01, "1 2 3", True),
-        ((100, 90), 0.12, "1 2 3", False),
-        ((100, 110), 0.01, "1 2 3", False),
-        ((100, 90), 0.01, "1", False),
+        ((100, 90), 0.01, 3, True),
+        ((100, 90), 0.12, 3, False),
+        ((100, 110), 0.01, 3, False),
+        ((100, 90), 0.01, 1, False),
     ],
 )
 def test_work_that_16_bits_slow_down_is_named(folder, rates, width, processes, is_named):
@@ -111,9 +111,7 @@ def test_work_that_16_bits_slow_down_is_named(folder, rates, width, processes, i
     write(
         folder,
         [
-            rate(each, width)
-            | about
-            | {"precision": name, "run_id": "x", "process_rates": processes, "timestamp": LATER}
+            rate(each, width) | about | {"precision": name, "run_id": "x", "processes": processes, "timestamp": LATER}
             for each, name in zip(rates, ("float32", "bfloat16"), strict=True)
         ],
     )
@@ -150,7 +148,7 @@ def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
     write(folder, [PEAK | {"framework": "jax", "tflops": "0.5"}])
     assert any("files, limited by the model" in words for words in make(folder).limits)
     assert [words for _, *words in make(folder).tiles] == [["float32 matmul", "in JAX"]]
-    write(folder, [rate(90) | {"phase": "inference", "process_rates": "1 2 3", "run_id": "x", "timestamp": LATER}])
+    write(folder, [rate(90) | {"phase": "inference", "processes": 3, "run_id": "x", "timestamp": LATER}])
     assert any("another run" in words for words in make(folder).limits)
     write(folder, [rate(90)], "b")
     assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")

@@ -61,7 +61,7 @@ def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
     quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
-    write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"process_rates": "10 11 12"}])
+    write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"processes": 3}])
     lines = collect(folder)
     assert len({line["work"] for line in lines}) == 4
     (own,) = [line for line in lines if line["value"] == 11]

@@ -31,21 +31,19 @@ def test_the_cells_are_those_of_the_median_process_or_the_slower_of_two(rates, m
 
 
 def test_quantities_and_runs_stay_apart():
-    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input"), row(30.0, elapsed_seconds=10.0)]
+    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input")]
     rows = [each | {"process": 1} for each in first] + [row(11.0, process=2), row(12.0, process=3)]
     found = combine([*rows, row(99.0, process=1, run_id="x")])
-    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "30", "99"]
+    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "99"]
 
 
-def test_a_row_of_an_earlier_version_is_a_result_and_keeps_its_cells():
-    old = [row(11.0, process_rates="10 11 12"), row(5.0, scope="input", process_rates="5")]
-    assert combine(old) == old
-    assert [each["process_rates"] for each in combine([*old, row(7.0, process=1)])] == ["10 11 12", "5", "7"]
+def test_published_rows_are_results_each_by_itself():
+    cited = [row(rate, source="https://x.org", run_id="") for rate in (11.0, 12.0)]
+    assert [(each["throughput"], each["process_rates"]) for each in combine(cited)] == [(11, ""), (12, "")]
 
 
 def test_what_only_one_process_says_is_kept_and_the_largest_error():
-    measured = {"idle_watts": 70.0, "output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board"}
-    measured |= {"joules_per_item": 130.0, "output_limit": 0.2}
+    measured = {"output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board", "joules_per_item": 130.0}
     (found,) = combine_all(row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift"))
     assert found["throughput"] == 4
     assert measured.items() <= found.items()
@@ -84,16 +82,13 @@ def test_a_file_that_was_added_to_itself_counts_once():
 
 
 @pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
-@pytest.mark.parametrize("process", [1, None])
-def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(device, pipeline, name, process):
+def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(device, pipeline, name):
     rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
-    cells = {"flags": "short", "process": process}
+    cells = {"flags": "short", "process": 1, "note": "x"}
     rows = [row(rate, rate * 0.99, rate * 1.01, scope=scope, **cells) for scope, rate in rates.items()]
-    rows[-1] |= {"bottleneck": "overlap", "note": "of an earlier version; x"} if process is None else {"note": "x"}
     found = combine(rows)[-1]
     flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
     assert (found["bottleneck"], found["flags"], found["note"].endswith("; x")) == (name, flags, True)
-    assert "earlier" not in found["note"]
     assert not combine(rows[:2])[-1]["bottleneck"]
     assert not combine([rows[0] | {"run_id": "other"}, *rows[1:]])[-1]["bottleneck"]
 

@@ -114,7 +114,7 @@ def test_another_framework_gets_no_verdict_and_counts_only_if_there_is_none_of_t
 
 @pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
 def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys, count, percent):
-    write(tmp_path, [FIVE | {"process_rates": " ".join("1" * count)}], "a")
+    write(tmp_path, [FIVE | {"processes": count}], "a")
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
     assert [text.split()[-1] for text in capsys.readouterr().out.split(" %")[:-1]] == ([percent] if percent else [])
 

@@ -11,17 +11,13 @@ from unittest.mock import Mock
 import pytest
 
 from bench.records import columns, results
-from bench.records.columns import COLUMNS, GONE
+from bench.records.columns import COLUMNS
 from bench.records.results import ResultsError
 from bench.timing import METHOD_VERSION
 
-OLD = ["schema", "machine", "run_id", "timestamp", "status", "note"]
-ROW = {"schema": 2, "machine": "m", "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
-LINE = f"2,m,x,{ROW['timestamp']},failed,y\n"
-
-# Rows of earlier versions, which can no longer be measured
-GONE_ROWS = [{"flags": "other_version"}]
-GONE_ROWS += [{"framework": "jax", "phase": "forward"}, {"framework": "tensorflow", "scope": "input"}]
+OLD = ["schema", "machine", "run_id", "process", "timestamp", "status", "note"]
+ROW = {"schema": 2, "machine": "m", "process": 1, "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
+LINE = f"2,m,x,1,{ROW['timestamp']},failed,y\n"
 
 
 def test_a_row_comes_back_as_it_was_written(tmp_path):
@@ -41,26 +37,6 @@ def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
     assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
     found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
     assert found == [("x", "a, b", ""), ("y", "", "2.5")]
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_a_file_of_an_earlier_version_loses_the_columns_that_are_gone(tmp_path, name):
-    path = tmp_path / "m.csv"
-    path.write_text(",".join([*OLD[:2], name, *OLD[2:]]) + "\n" + LINE.replace("m,x", "m,0.0018,x"))
-    (row,) = results.read(path, pytest.fail)
-    assert (row["run_id"], row["note"]) == ("x", "y")
-    results.append(path, ROW | {"run_id": "y"})
-    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    assert [row["note"] for row in results.read(path, pytest.fail)] == ["y", ""]
-
-
-@pytest.mark.parametrize("cells", GONE_ROWS)
-def test_rows_of_what_is_gone_are_read(tmp_path, cells):
-    path = tmp_path / "m.csv"
-    names = [*OLD, *cells]
-    path.write_text(",".join(names) + "\n" + ",".join([LINE.strip(), *cells.values()]) + "\n")
-    (row,) = results.read(path, pytest.fail)
-    assert row | cells == row
 
 
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])

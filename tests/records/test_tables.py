@@ -21,26 +21,26 @@ def summary(*paths):
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
 LATER = {"timestamp": "2030-01-01T00:00:00+00:00"}
 CONTENDED = {"flags": "drift contended"} | LATER
-THREE = {"process_rates": "1 2 3"}
+THREE = {"processes": 3}
 
 
 @pytest.mark.parametrize(
     ("rows", "cells"),
     [
         ([{}], {"value": 100, "low": 99, "high": 101, "per": "images/s", "processes": 1}),
-        ([rate(90), rate(110) | {"process_rates": "1 2 3", "commit": "later"}], {"value": 110, "processes": 3}),
+        ([rate(90), rate(110) | {"processes": 3, "commit": "later"}], {"value": 110, "processes": 3}),
         ([rate(90), rate(110) | {"timestamp": "2025-11-20T11:34:42+00:00"}], {"value": 90}),
         ([rate(90), rate(110) | {"status": "interrupted"}], {"value": 90}),
-        ([rate(90) | {"process_rates": "1 2 3"}, rate(110) | {"process_rates": "1 2"}], {"value": 90}),
+        ([rate(90) | {"processes": 3}, rate(110) | {"processes": 2}], {"value": 90}),
         # A disturbed row counts only if there is no other one.
         ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),
         ([rate(90), rate(80) | {"flags": "throttled"}], {"value": 80}),
-        ([rate(90), rate(10) | CONTENDED | {"process_rates": "1 2 3"}], {"value": 90}),
-        ([rate(10) | CONTENDED, rate(90) | {"group": "interleaved"}], {"value": 90}),
+        ([rate(90), rate(10) | CONTENDED | {"processes": 3}], {"value": 90}),
+        ([rate(10) | CONTENDED, rate(90) | {"group": "x"}], {"value": 90}),
         # A row of a comparison does not push out one of its own, unless that is a quick check.
-        ([rate(90) | THREE, rate(110) | THREE | {"group": "interleaved"} | LATER], {"value": 90}),
-        ([rate(90) | THREE, rate(110) | {"group": "x", "process_rates": "1 2 3 4 5"} | LATER], {"value": 90}),
-        ([rate(90), rate(110) | {"group": "interleaved"} | LATER], {"value": 90}),
+        ([rate(90) | THREE, rate(110) | THREE | {"group": "x"} | LATER], {"value": 90}),
+        ([rate(90) | THREE, rate(110) | {"group": "x", "processes": 5} | LATER], {"value": 90}),
+        ([rate(90), rate(110) | {"group": "x"} | LATER], {"value": 90}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
         # Rows of one run are a result of as many processes.
         (

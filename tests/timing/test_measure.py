@@ -10,14 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.host.meters import Instruments
 from bench.records.combine import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
 from bench.timing import MeasurementError, proof
 from bench.timing import measure as measure_module
 from bench.timing.intervals import has_drift
 from bench.timing.job import Job
-from bench.timing.measure import collect_windows, is_launch_bound, measure, measure_energy, measure_sustained
+from bench.timing.measure import collect_windows, is_launch_bound, measure
 from tests.fakes import Clock, Device
 from tests.rows import ROW
 
@@ -203,6 +202,9 @@ class StepWatch:
     def start(self):
         self.counts.append(self.fake.steps)
 
+    def look(self, items):
+        assert items > 0
+
     def stop(self):
         self.counts.append(self.fake.steps)
         return ["contended"], {"temperature_c": 61}
@@ -283,7 +285,7 @@ def test_a_turn_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(se
     end_turn = Turns(fake)
     found = run(fake, items=2, end_turn=end_turn, target_ci=0.0)
     assert found.throughput == pytest.approx(2 / seconds, rel=0.02)
-    assert found.turn_rates == pytest.approx([2 / seconds] * turns, rel=0.02)  # the step after a pause is slow
+    assert found.rates == pytest.approx([2 / seconds] * turns, rel=0.02)  # the step after a pause is slow
     assert end_turn.began[1] - end_turn.began[0] == 1 + windows * found.steps_per_window
     assert (found.stop_reason, found.flags) == ("max_seconds", ())
     assert found.seconds == pytest.approx(3.0, rel=0.2)
@@ -294,8 +296,8 @@ def test_turns_end_with_the_interval():
     fake.updates = lambda: fake.steps
     found = run(fake, end_turn=Turns(fake))
     assert found.stop_reason == "target_ci"
-    assert len(found.turn_rates) == math.ceil(found.seconds / 0.25)
-    assert run(steps_of(0.010)).turn_rates == []
+    assert len(found.rates) == math.ceil(found.seconds / 0.25)
+    assert run(steps_of(0.010)).rates == []
 
 
 def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
@@ -441,7 +443,7 @@ def test_windows_of_a_pipeline_leave_nothing_out():
 
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
-    shown, watch = [], SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}))
+    shown, watch = [], SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None)
     began = []
     found = measure(Job(fake, 1, 3, clock=clock, on_window=shown.append, watch=watch))
     assert found.seconds == pytest.approx(fake.taken[-1] - began[0], abs=0.01)
@@ -449,50 +451,23 @@ def test_windows_of_a_pipeline_leave_nothing_out():
     assert not shown
 
 
-class EnergyCounter:
-    """Counts the device's work at 100 W and all time at 10 W; remembers whether it was read at rest."""
-
-    def __init__(self, fake):
-        self.fake, self.idle_when_read = fake, []
-
-    def __call__(self):
-        fake = self.fake
-        self.idle_when_read.append(fake.clock.now >= fake.free_at)
-        done = fake.steps * 0.010 - max(0, fake.free_at - fake.clock.now)
-        return 10 * fake.clock.now + 100 * done
-
-
-def test_the_energy_window_has_synchronised_work_alone():
-    fake = Device(Clock(), barrier=False)
-    counter = EnergyCounter(fake)
-    fake.step()  # still under way when the window is asked for
-    counter.reading = lambda: (counter(), fake.clock.now)
-    watts, joules = measure_energy(Job(fake, 4, 3.0, clock=fake.clock), 3, Instruments(counter, period=0).spend)
-    assert set(counter.idle_when_read) == {True}
-    assert watts == pytest.approx(110, rel=0.01)
-    assert joules == pytest.approx(110 * 0.010 / 4, rel=0.01)
-    assert fake.clock.now >= 2
-
-
 def sustained(seconds, fake):
-    return measure_sustained(Job(fake, 2, 3.0, clock=fake.clock, sustained_seconds=seconds), EnergyCounter(fake))
+    return run(fake, items=2, sustained_seconds=seconds)
 
 
-def test_a_sustained_run_is_cut_into_tens_of_seconds_of_which_ctrl_c_keeps_the_complete_ones():
-    fake = Device(Clock())
-    parts, elapsed, watts = zip(*sustained(60, fake), strict=True)
-    assert elapsed == pytest.approx((10, 20, 30, 40, 50, 60), abs=0.3)
-    assert all(part.seconds == pytest.approx(10, abs=0.1) for part in parts)
-    assert {part.stop_reason for part in parts} == {"interval"}
-    assert sum(part.items for part in parts) <= 2 * fake.steps
-    assert watts == pytest.approx((110,) * 6, rel=0.01)
-    *complete, last = [part.stop_reason for part, *_ in sustained(600, interrupted_at(2500))]
-    assert (set(complete), last) == ({"interval"}, "interrupted")
+def test_a_sustained_run_has_a_rate_for_each_ten_seconds_of_which_ctrl_c_keeps_the_complete_ones():
+    found = sustained(61, Device(Clock()))
+    assert (found.stop_reason, len(found.rates)) == ("sustain", 6)
+    assert found.rates == pytest.approx([found.throughput] * 6, rel=0.01)
+    assert found.seconds == pytest.approx(61, abs=0.5)
+    found = sustained(600, interrupted_at(2500))
+    assert (found.stop_reason, len(found.rates)) == ("interrupted", int(found.seconds / 10))
 
 
 def test_a_short_run_has_no_last_third():
-    assert burst_and_sustained([(10, 10, 50)]) == (5, None)  # too short for a last third
-    assert burst_and_sustained([(10, 10, 50), (20, 10, 50), (30, 10, 40), (40, 10, 30)])[1] is None
+    assert burst_and_sustained([5.0, 5.0]) is None
+    assert burst_and_sustained([5.0, 5.0, 4.0]) is None
+    assert burst_and_sustained([5.0, 5.0, 5.0, 4.0]) == (5, 4)
 
 
 # The truth of five processes, whose speeds differ by 2 %
