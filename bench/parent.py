@@ -146,10 +146,8 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
     run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
     settings = run.settings
     if others or settings.runs not in (None, 1):
-        raise SettingError(
-            f"WORLD_SIZE='{me.world_size}' (torchrun) measures one combination once: set a single value of MODEL and "
-            "of every other setting, RUNS=1 too, or set NUM_DEVICES instead of using torchrun"
-        )
+        what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
+        raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
     host = environment.read_host(settings.machine)
     status = child.open_and_measure(settings, make_workload, measure_work, child.Task(), lines.append)
     of_run = {"run_id": run.run_id, "process": 1}
@@ -222,7 +220,9 @@ def plan_runs(runs, make_workload):
 
 def count_devices(run: Run):
     """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
-    ranks.refuse_one_core()
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
+        if os.environ.get(name, "false").lower() != "false":  # importing PyTorch then binds torchrun to a core
+            raise SettingError(f"{name}={os.environ[name]!r} binds torchrun and its ranks to one core: unset it")
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
     if settings.num_devices == "all":

@@ -28,7 +28,6 @@ def test_torchrun_says_which_rank_this_is():
     assert (me.rank, me.world_size, me.local_rank, me.nodes, me.are_many) == (3, 4, 1, 2, True)
     assert (me.share(7), me.share(1)) == (3, 1)
     assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
-    assert not ranks.read_ranks({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a"}).are_many  # a pod of Kubeflow
 
 
 def test_a_rank_that_torchrun_did_not_start_is_refused_in_one_line(monkeypatch, capsys):

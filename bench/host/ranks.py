@@ -31,8 +31,6 @@ def read_ranks(environ=os.environ):
     """Read the Ranks from the environment; raises SettingError if a variable is missing or impossible."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
-    if environ["WORLD_SIZE"] == "1" and "LOCAL_RANK" not in environ:  # not torchrun: a job of one pod in Kubeflow
-        return Ranks()
     texts = {name: environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
     rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts.values())
     if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
@@ -45,13 +43,6 @@ def refuse_ranks(command):
     """Raise SettingError if torchrun or Slurm started this process of a command that starts its runs itself."""
     if read_ranks().are_many:
         raise SettingError(f"RANK and WORLD_SIZE are torchrun's, and `{command}` starts its runs itself: unset them")
-
-
-def refuse_one_core():
-    """Raise SettingError if importing PyTorch binds torchrun, and with it all ranks that it starts, to one core."""
-    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
-        if os.environ.get(name, "false").lower() != "false":
-            raise SettingError(f"{name}={os.environ[name]!r} binds torchrun and all of its ranks to one core: unset it")
 
 
 class Group:

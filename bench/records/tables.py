@@ -20,10 +20,10 @@ def read_rows(paths, warn):
     """Read all results of these CSV files as one frame, in the order of the files.
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
-    `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, as combine() names it,
-    and `shown`, the name of the device, or of the machine if several have this device. Of runs in groups `compared` says that they are `factor`
-    times as fast as another one, and `step` is the place on the path of a `make best`. A file that is foreign or newer
-    is left out, and so is a row that cannot be read: warn() gets a line.
+    `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, and `shown`, the name
+    of the device, or of the machine if several have this device. Of runs in groups `compared` says that they are
+    `factor` times as fast as another one, and `step` is the place on the path of a `make best`. A file that is foreign
+    or newer is left out, and so is a row that cannot be read: warn() gets a line.
     """
     rows = []
     for path in paths:

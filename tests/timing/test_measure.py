@@ -443,7 +443,10 @@ def test_windows_of_a_pipeline_leave_nothing_out():
 
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
-    shown, watch = [], SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None)
+    shown, watch = (
+        [],
+        SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None),
+    )
     began = []
     found = measure(Job(fake, 1, 3, clock=clock, on_window=shown.append, watch=watch))
     assert found.seconds == pytest.approx(fake.taken[-1] - began[0], abs=0.01)
