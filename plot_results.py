@@ -29,7 +29,7 @@ def plot(folder, say, form="png"):
     say() gets a line for each file that is left out. Raises SettingError, and writes nothing, if there is no result.
     """
     stored = frames.load(folder, say)
-    if stored.lines["published"].all() and not stored.rows["scope"].eq("sustained").any():
+    if stored.lines["published"].all():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     for page in (folder / "README.md", folder / "index.html") if form == "png" else ():
         text = page.read_text(errors="replace") if page.is_file() and not page.is_symlink() else ""

@@ -18,6 +18,11 @@ plt.rcParams |= {"text.parse_math": False, "font.size": 8, "svg.hashsalt": "same
 
 # Okabe and Ito's palette: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+# Of a bar, by whether it is published: what the legend says, colour of the edge, colour of the face.
+WHOSE = {
+    False: ("measured by this program, with its interval", COLOURS[0], COLOURS[0]),
+    True: ("published elsewhere", COLOURS[1], "white"),
+}
 MARKERS = "osD^vPX"  # seven, so that 56 lines differ in colour or marker
 DASHES = ("-", "--", "-.", ":")
 GREY = "#555555"
@@ -78,16 +83,16 @@ def save_panels(figure, path):
     return paths
 
 
-def bars(panels, unit, keys):
+def bars(panels, remark):
     """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
 
     Each panel has its own scale. Bars begin at zero; on a logarithmic axis they are points.
 
     Args:
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
-            `high` (NaN: unknown), `name` on the left, `note` below it, `text` on the right, `key`.
-        unit: what is written below the last panel.
-        keys: {key: (what the legend says, colour of the edge, colour of the face)}.
+            `high` (NaN: unknown), `name` on the left, `note` below it, `text` on the right, whether it
+            is `published`.
+        remark: what is written below the last panel.
     """
     drawn = pd.concat([frame for _, frame in panels])
     bar = BAR + NOTE * any(drawn["note"])
@@ -105,10 +110,10 @@ def bars(panels, unit, keys):
         panel.set_ylim(frame.index[-1] + 0.5, -0.5)
         panel.grid(alpha=0.3)
         panel.set_axisbelow(True)
-        for name, part in frame.groupby("key"):
+        for is_published, part in frame.groupby("published"):
             value = part["value"]
             ends = distances(value, part["low"], part["high"])
-            _, colour, face = keys[name]
+            _, colour, face = WHOSE[is_published]
             if is_log:  # points, because the axis has no zero to start from
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
                 panel.errorbar(value, part.index, xerr=ends, color=colour, **options)
@@ -119,11 +124,11 @@ def bars(panels, unit, keys):
             write(panel, name, -0.02, y - 0.2 * bool(note), NAMES - 0.07, 8, ha="right", **beside)
             write(panel, note, -0.02, y + 0.22, NAMES - 0.07, 6.8, ha="right", color=GREY, **beside)
             write(panel, text, 1.02, y, NUMBERS - 0.07, 8, **beside)
-    axes[-1, 0].set_xlabel(unit, loc="right")
+    axes[-1, 0].set_xlabel(remark, loc="right")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=face, label=label)
-        for name, (label, colour, face) in keys.items()
-        if name in set(drawn["key"])
+        for is_published, (label, colour, face) in WHOSE.items()
+        if is_published in set(drawn["published"])
     ]
     add_legend(figure, handles, per_line=len(handles))
     return figure
@@ -134,18 +139,16 @@ def distances(value, low, high):
     return [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
 
 
-def lines(curves, panels, title, x_name, rows=1, is_log2=False):
-    """Draw all curves in a panel for each {column: title}, in `rows` rows; return the figure, None without curves.
+def lines(curves, panels, title, x_name, is_log2=False):
+    """Draw all curves in a panel for each {column: title}, in a row; return the figure, None without curves.
 
     Published curves are thin and hollow. If is_log2, the x axis has powers of two.
     """
     if not curves:
         return None
-    wide = len(panels) // rows
-    height = LINES_HIGH * rows
-    grid = FILLED | {"wspace": COLUMN_NAMES / (LINES_WIDE / wide)}
-    options = {"figsize": (LINES_WIDE, height), "sharex": True, "squeeze": False, "gridspec_kw": grid}
-    figure, axes = plt.subplots(rows, wide, **options)
+    grid = FILLED | {"wspace": COLUMN_NAMES / (LINES_WIDE / len(panels))}
+    options = {"figsize": (LINES_WIDE, LINES_HIGH), "squeeze": False, "gridspec_kw": grid}
+    figure, axes = plt.subplots(1, len(panels), **options)
     for panel, (column, name) in zip(axes.flat, panels.items(), strict=True):
         for i, curve in enumerate(curves):
             x = curve.frame["x"]
@@ -161,14 +164,14 @@ def lines(curves, panels, title, x_name, rows=1, is_log2=False):
         panel.set_ylabel(name)
         panel.grid(alpha=0.3)
     ticks = sorted({x for curve in curves for x in curve.frame["x"]})
-    for panel in axes[-1]:
+    for panel in axes.flat:
         panel.set_xlabel(x_name)
         if is_log2:
             panel.set_xscale("log", base=2)
             write_powers(panel.xaxis, 2, (1,))
         if len(ticks) <= 6 and all(abs(x - round(x)) < 1e-6 for x in ticks):
             panel.set_xticks(ticks)
-    figure.suptitle(title, fontsize=9.5, y=1 + 0.1 / height, va="bottom")
+    figure.suptitle(title, fontsize=9.5, y=1 + 0.1 / LINES_HIGH, va="bottom")
     is_short = all(len(curve.name) < LEGEND / 2 for curve in curves)
     add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=1 + is_short)
     return figure

@@ -21,24 +21,18 @@ DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CH
 
 @dataclass(frozen=True)
 class Stored:
-    """Hold the rows of results/, and the frames that are drawn."""
+    """Hold the results in results/ as frames."""
 
-    rows: pd.DataFrame  # as tables.read_rows() returns them
-    lines: pd.DataFrame  # tables.latest() of them
-    valid: pd.DataFrame  # those of one device, without implausible ones and wrong clocks
+    lines: pd.DataFrame  # as tables.latest() returns them
+    valid: pd.DataFrame  # those of one device that were timed with the right clock and are possible
 
 
 def load(folder, warn):
     """Read the CSV files of a folder and the published figures; warn() gets a line for each file that is left out."""
     paths = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *results.list_files(folder))}
-    rows = tables.read_rows(paths.values(), warn)
-    lines = tables.latest(rows)
-    return Stored(rows, lines, only_valid(lines[lines["world_size"] == "1"]))
-
-
-def only_valid(lines):
-    """Select what was timed with the right clock and is possible."""
-    return lines[(lines["status"] == "ok") & ~lines["flags"].str.contains("implausible")]
+    lines = tables.latest(tables.read_rows(paths.values(), warn))
+    is_possible = ~lines["flags"].str.contains("implausible")
+    return Stored(lines, lines[(lines["world_size"] == "1") & (lines["status"] == "ok") & is_possible])
 
 
 def of_newest_chip(rows):

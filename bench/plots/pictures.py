@@ -3,13 +3,11 @@
 Bars of our own measurements are filled, published ones are hollow.
 """
 
-from itertools import pairwise
-
 import pandas as pd
 
 from bench.plots import draw, frames
-from bench.plots.draw import COLOURS, Curve
-from bench.records import columns, tables, verdict
+from bench.plots.draw import Curve
+from bench.records import columns, tables
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
 from bench.records.results import explaining
@@ -17,18 +15,11 @@ from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # in a panel
 MAX_PANELS = 14
-MAX_PATHS = 6
 MAX_CURVES = 20
 MAX_MACHINES = 9  # panels of matmuls
-LEAST_SUSTAINED = 295  # seconds: a run of SUSTAIN=300 ends a moment earlier
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
-# {key: (what the legend says, colour of the edge, colour of the face)}
-WHOSE = {
-    False: ("measured by this program, with its interval", COLOURS[0], COLOURS[0]),
-    True: ("published elsewhere", COLOURS[1], "white"),
-}
 
 
 def draw_all(stored, folder, form):
@@ -66,8 +57,7 @@ def draw_works(stored, kind):
         kept = choose_bars(rows)
         how = [", ".join(filter(None, [describe_how(row), row["setup"]])) for row in kept]
         count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
-        frame = pd.DataFrame(kept)[tables.RATE].assign(
-            key=[row["published"] for row in kept],
+        frame = pd.DataFrame(kept)[[*tables.RATE, "published"]].assign(
             name=[f"{row['shown']} (CPU)" if kind == "cpu" and not row["published"] else row["shown"] for row in kept],
             text=[format_number(row["value"]) for row in kept],
             note=how,
@@ -75,7 +65,7 @@ def draw_works(stored, kind):
         panels.append((f"{name_work(kept[0])}, {kept[0]['per']}{count}", frame))
     count = len(models) + len(peaks)
     left_out = f"{len(shown)} of {count} works that two or more have" if count > len(shown) else ""
-    return draw.bars(panels, left_out, WHOSE)
+    return draw.bars(panels, left_out)
 
 
 def group_works(lines, kind):
@@ -172,52 +162,7 @@ def tflops(stored):
     return draw.small_panels(panels, "TFLOP/s", f"M of an M x M x M matmul (cube root of M N K for others){left_out}")
 
 
-def sustained(stored):
-    """Draw rate, power and temperature over the minutes of sustained runs, named with the share of speed kept."""
-    rows = stored.rows[(stored.rows["scope"] == "sustained") & stored.rows["throughput"].notna()]
-    rows = frames.only_valid(rows.assign(rate=rows["items"] / rows["seconds"]))
-    rows = rows[rows.groupby("run_id")["elapsed_seconds"].transform("max") >= LEAST_SUSTAINED]
-    rows = rows.sort_values("disturbed", ascending=False, kind="stable")
-    latest = rows["run_id"] == rows.groupby(["machine", *tables.WORK_AND_KIND], sort=False)["run_id"].transform("last")
-    runs = [run.sort_values("elapsed_seconds") for _, run in rows[latest].groupby("run_id", sort=False)][-MAX_CURVES:]
-    panels = {"rate": "items/s", "power_watts": "W", "temperature_c": "degrees C"}
-    panels = {column: unit for column, unit in panels.items() if any(run[column].notna().any() for run in runs)}
-    curves = []
-    for run in runs:
-        first = run.iloc[0]
-        burst, kept = verdict.burst_and_sustained(run[["elapsed_seconds", "seconds", "items"]].to_numpy().tolist())
-        share = f": {100 * kept / burst:.0f} % of the first 30 s kept" if burst and kept else ""
-        name = f"{name_device(first)}, {columns.describe_work(first.to_dict() | {'scope': 'device'})}{share}"
-        curves.append(Curve(name, run.assign(x=(run["elapsed_seconds"] - run["seconds"] / 2) / 60)))
-    return draw.lines(curves, panels, "The same work without a pause", "minutes", rows=len(panels))
-
-
-def best(stored):
-    """Draw the path of `make best`, one change at a time from the default to the fastest settings, with intervals."""
-    steps = frames.only_valid(stored.rows[stored.rows["step"].notna() & stored.rows["throughput"].notna()])
-    steps = steps.assign(search=steps["group"].str.removesuffix(columns.FINAL))
-    of = ["machine", "kind", "framework", "workload", "model", "phase"]
-    steps = steps[steps["search"] == steps.groupby(of, sort=False)["search"].transform("last")]
-    names = {"throughput": "value", "throughput_low": "low", "throughput_high": "high"}
-    steps = steps.rename(columns=names).sort_values("step", kind="stable")
-    panels = []
-    for _, path in list(steps.groupby("search", sort=False))[-MAX_PATHS:]:
-        rows = path.to_dict("records")
-        changes = [columns.describe_change(before, after).partition(", ") for before, after in pairwise(rows)]
-        factors = [f" ({row['factor']:.2f}x)" if row["factor"] > 0 else "" for row in rows]
-        frame = path.reset_index()[tables.RATE].assign(
-            name=["the default", *(f"+ {first}" for first, _, _ in changes)],
-            text=[format_number(row["value"]) + factor for row, factor in zip(rows, factors, strict=True)],
-            note=["", *(others for _, _, others in changes)],
-            key=[0, *(1 for _ in changes)],
-        )
-        panels.append((", ".join([name_device(rows[0]), rows[0]["model"], rows[0]["phase"]]), frame))
-    keys = {0: ("the default", COLOURS[7], COLOURS[7]), 1: ("with one more change", COLOURS[0], COLOURS[0])}
-    unit = "items/s, with the interval of the processes; (times as fast as the line above, in interleaved pairs)"
-    return draw.bars(panels, unit, keys) if panels else None
-
-
-PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops, best, sustained)
+PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
 
 
 def name_device(row):

@@ -8,7 +8,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from bench.records.columns import COLUMNS, DISTURBING, FINAL, MEASURED, SEARCH, WORK, disturbing_flags
+from bench.records.columns import COLUMNS, DISTURBING, MEASURED, WORK, disturbing_flags
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 from bench.timing.intervals import median_interval
@@ -151,55 +151,27 @@ def is_main(row):
     return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"
 
 
-def list_groups(rows):
-    """Return {group: [the rows of each of its rounds, the base first]} of rows in the order of their file.
+def compare_groups(rows):
+    """Return {run_id: (row, row of its base, Comparison)} of the runs in groups that have another run as base.
 
-    A round whose base failed compares nothing, and is left out.
+    The base is the first row of a round. A round whose base failed compares nothing.
+
+    Args:
+        rows: in the order of their file.
     """
-    groups = defaultdict(lambda: defaultdict(list))
+    groups = defaultdict(lambda: defaultdict(list))  # {group: {number of a round: its rows}}
     for row in rows:
         if row["group"] and row["process"] and row["scope"] == "device":
             groups[row["group"]][row["process"]].append(row)
-    return {
-        group: [list(filter(is_main, of_round)) for of_round in rounds.values() if is_main(of_round[0])]
-        for group, rounds in groups.items()
-    }
-
-
-def compare_groups(groups):
-    """Return {run_id: (row, row of its base, Comparison)} of the runs that were compared first with another one.
-
-    Args:
-        groups: as list_groups() returns them.
-    """
     found = {}
     for rounds in groups.values():
         first = {}  # {run_id: (row, row of its base)}
-        for base, *others in rounds:
-            for row in others:
-                first.setdefault(row["run_id"], (row, base))
         runs = defaultdict(list)
-        for row in (row for rows in rounds for row in rows):
-            runs[row["run_id"]].append(row)
+        for base, *others in filter(lambda of_round: is_main(of_round[0]), rounds.values()):
+            runs[base["run_id"]].append(base)
+            for row in filter(is_main, others):
+                first.setdefault(row["run_id"], (row, base))
+                runs[row["run_id"]].append(row)
         for run_id, (row, base) in first.items():
             found.setdefault(run_id, (row, base, compare_runs(runs[run_id], runs[base["run_id"]])))
     return found
-
-
-def find_steps(rows, groups):
-    """Return {run_id: place} of the runs on the path of a `make best`: the default, and what became the fastest.
-
-    Args:
-        groups: as list_groups() returns them.
-    """
-    paths = defaultdict(dict)
-    for group, rounds in groups.items():
-        if group.startswith(SEARCH):
-            path = paths[group.removesuffix(FINAL)]
-            for of_round in rounds:
-                if len(of_round) > 1 or not path:  # of one that was interrupted, only a change may be left
-                    path |= dict.fromkeys(row["run_id"] for row in of_round[: 2 if group.endswith(FINAL) else 1])
-    for row in rows:
-        if row["group"] not in ("", "interleaved") and not row["process"]:  # an earlier version stored the path
-            paths[row["group"]] |= {row["run_id"]: None}
-    return {run_id: place for path in paths.values() for place, run_id in enumerate(path)}

@@ -1,12 +1,10 @@
 """Read results files as frames of results, and choose the one that counts of each chip, work and setup."""
 
-import math
-
 import pandas as pd
 
 from bench.records import columns, peaks, report, results
 from bench.records.columns import disturbing_flags
-from bench.records.combine import NUMBERS, combine, compare_groups, convert, count_processes, find_steps, list_groups
+from bench.records.combine import NUMBERS, combine, compare_groups, convert, count_processes
 from bench.records.verdict import IN_TFLOPS
 
 WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
@@ -21,9 +19,9 @@ def read_rows(paths, warn):
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
     `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, and `shown`, the name
-    of the device, or of the machine if several have this device. Of runs in groups `compared` says that they are
-    `factor` times as fast as another one, and `step` is the place on the path of a `make best`. A file that is foreign
-    or newer is left out, and so is a row that cannot be read: warn() gets a line.
+    of the device, or of the machine if several have this device. Of runs in groups `compared` says how many times as
+    fast as another one they are. A file that is foreign or newer is left out, and so is a row that cannot be read:
+    warn() gets a line.
     """
     rows = []
     for path in paths:
@@ -45,19 +43,14 @@ def to_frame(rows):
     blanks = {name: column.blank for name, column in columns.COLUMNS.items() if name not in NUMBERS}
     text = {name: [row[name] or blank for row in found] for name, blank in blanks.items()}
     frame = pd.DataFrame(text, dtype=str).join(numbers)
-    groups = list_groups(rows)
-    compared = compare_groups(groups)
-    steps = find_steps(rows, groups)
-    run_ids = list(frame["run_id"])
+    compared = compare_groups(rows)
     return frame.assign(
         kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
         published=frame["source"] != "",
         disturbed=[bool(disturbing_flags(row)) for row in found],
         processes=[max(1, count_processes(row)) for row in found],
         bottleneck=[row["bottleneck"] for row in found],
-        compared=[describe_factor(*compared[name]) if name in compared else "" for name in run_ids],
-        factor=[compared[name][2].ratio.throughput if name in compared else math.nan for name in run_ids],
-        step=[steps.get(name, math.nan) for name in run_ids],
+        compared=[describe_factor(*compared[name]) if name in compared else "" for name in frame["run_id"]],
     )
 
 

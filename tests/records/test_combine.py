@@ -3,7 +3,7 @@
 import pytest
 
 from bench.records import results
-from bench.records.combine import combine, compare_groups, compare_runs, convert, find_steps, list_groups
+from bench.records.combine import combine, compare_groups, compare_runs, convert
 from tests import rows as stored
 from tests.rows import ROW, processes_of
 
@@ -100,15 +100,13 @@ def test_stored_rows_give_the_same_result(tmp_path):
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 
-def test_a_round_whose_base_has_no_result_compares_nothing_and_is_no_step():
+def test_a_round_whose_base_has_no_result_compares_nothing():
     def of(run, process, **cells):
         return row(10.0) | {"group": "best-1", "run_id": run, "process": process} | cells
 
     rows = [of("base", 1), of("change", 1), of("base", 2, status="crashed", throughput=None), of("change", 2)]
-    groups = list_groups(rows)
-    assert compare_groups(groups)["change"][2].pairs == 1
-    assert find_steps(rows, groups) == {"base": 0}
-    assert find_steps([*rows, of("change", 3)], list_groups([*rows, of("change", 3)])) == {"base": 0}
+    ((run_id, (_, base, comparison)),) = compare_groups([*rows, of("change", 3)]).items()
+    assert (run_id, base["run_id"], comparison.pairs) == ("change", "base", 1)
 
 
 def test_rows_of_a_file_and_rows_that_were_just_measured_are_one_result(tmp_path):
@@ -163,8 +161,7 @@ def test_the_printed_ratio_can_be_computed_from_the_stored_text(tmp_path):
     measured = [each for rows_of in (*stored.ROUNDS, *stored.FINAL) for rows in rows_of.values() for each in rows]
     path = stored.write(tmp_path, measured)
     rows = list(map(convert, stored.results.read(path, pytest.fail)))
-    again, before = (compare_groups(list_groups(some)) for some in (rows, measured))
+    again, before = (compare_groups(some) for some in (rows, measured))
     assert again.keys() == before.keys()
     for run_id, (_, base, comparison) in again.items():
         assert (base["run_id"], comparison) == (before[run_id][1]["run_id"], before[run_id][2])
-    assert list(find_steps(rows, list_groups(rows)).values()) == [0, 1, 2]  # default, second, third

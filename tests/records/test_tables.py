@@ -101,6 +101,11 @@ def test_shares_are_of_own_results_over_own_peaks(write):
     assert found["of_peak"].dropna().tolist() == pytest.approx([0.25, 1])
 
 
+def test_rows_of_sustained_runs_are_left_out(write):
+    rows = tables.read_rows([write({})], pytest.fail)
+    assert tables.latest(rows.assign(scope="sustained")).empty
+
+
 def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path):
     broken, said = tmp_path / "broken.csv", []
     broken.write_text("a,b\n1,2\n")
