@@ -57,8 +57,6 @@ def write_page(lines, path):
 
 def collect(lines):
     """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
-    order = columns.COLUMNS["workload"].holds
-    lines = lines.sort_values("workload", key=lambda names: names.map(order.index), kind="stable")
     rows = lines.to_dict("records")
     has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
     kinds = lines["kind"].str.upper().where(has_both, "")

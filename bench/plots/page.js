@@ -7,39 +7,35 @@
 const LOG_FROM = 20; // as in bench/plots/draw.py
 const MOST_BARS = 30;
 // In this order: the values of each depend on those before.
-const CHOICES = {workload: "Workload", model: "Model", phase: "Phase", scope: "Measured", precision: "Precision",
-  batch_size: "Batch size", framework: "Framework", kind: "Device"};
-const NOT_SEARCHED = ["note", "cpu_name"]; // they name other devices
-const opened = new Set(); // keys of the rows whose details are shown, also after sorting and filtering
-let data, lines, machines, picture = [];
+const CHOICES = {shown: "Machine", workload: "Workload", model: "Model", phase: "Phase", scope: "Measured",
+  precision: "Precision", batch_size: "Batch size", framework: "Framework", kind: "Device"};
+const NOT_SEARCHED = ["note", "cpu_name", "source"]; // they name other devices
+let data, lines, picture = [];
 const say = (text) => Object.hasOwn(data.words, text) ? data.words[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 
-const readLines = (data) => data.lines.map((cells) => ({
-  ...Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell])),
-  words: wordsOf(cells.flatMap((cell, i) => typeof cell !== "string" || NOT_SEARCHED.includes(data.columns[i]) ? []
-    : data.columns[i] === "source" ? withoutNumbers(cell) : [cell, say(cell)]).join(" ")),
-}));
+const readLines = (data) => data.lines.map((cells) => {
+  const text = cells.flatMap((cell, i) => typeof cell !== "string" || NOT_SEARCHED.includes(data.columns[i]) ? []
+    : [cell, say(cell)]).join("\n");
+  const line = Object.fromEntries(cells.map((cell, i) => [data.columns[i], cell]));
+  return {...line, words: wordsOf(`${text}\n${joinUnits(text)}`)};
+});
 
-// Of a source: .../M1-tensorflow-benchmark/resnet18 also has figures of other chips and models.
-const withoutNumbers = (text) => text.replace(/\w*\d\w*/g, " ");
+// So that a search for "4 bits" does not find batch 4 in 16 bits.
+const joinUnits = (text) => text.replace(/(?<=\d)[ -](?=(bits?|px|tokens|cores?|devices|threads)\b)/gi, "");
 // Two digits begin a word, so that "resnet 18" and "rtx4090" are found; 3.2 is one.
 const wordsOf = (text) =>
   text.toLowerCase().split(/(?<!\d)\.|\.(?!\d)|[^\p{L}\p{N}.]+|(?<=\p{L})(?=\d\d)/u).filter(Boolean);
 const BRANDS = ["geforce", "quadro", "tesla"]; // drivers print them, most sources do not
 
-// Lines in which each word begins a word. Numbers and short words are whole, unless the last one is still being typed;
-// a number is next to its unit.
+// Lines in which each word begins a word. Numbers and short words are whole, unless the last one is still being typed.
 function search(lines, text) {
-  const asked = wordsOf(text).filter((word) => !BRANDS.includes(word));
+  const asked = wordsOf(joinUnits(text)).filter((word) => !BRANDS.includes(word));
   return asked.reduce((found, word, i) => {
     const isShort = /^[\d.]+$/.test(word) || word.length <= 3;
-    const begins = (words, k) => isShort ? words[k] === word : words[k].startsWith(word);
-    const isUnit = i > 0 && /^\d+ (bits?|px|tokens|cores?|devices|threads)$/.test(`${asked[i - 1]} ${word}`);
-    const follows = (words, k) => !isUnit || words[k - 1] === asked[i - 1];
-    const whole = found.filter(({words}) => words.some((each, k) => begins(words, k) && follows(words, k)));
-    return whole.length || i < asked.length - 1 || !isShort ? whole
-      : found.filter(({words}) => words.some((each) => each.startsWith(word)));
+    const begin = found.filter(({words}) => words.some((each) => each.startsWith(word)));
+    const whole = isShort ? begin.filter(({words}) => words.includes(word)) : begin;
+    return whole.length || i < asked.length - 1 ? whole : begin;
   }, lines);
 }
 
@@ -48,7 +44,7 @@ const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.in
 const unique = (lines, name) => [...new Set(lines.map((line) => line[name]))];
 
 // What the address asks for: `found` by a search and other choices; `lines`, those of one work, or all that are found
-// if these leave several works; `works` to choose from, [work, its sound lines], those of most machines first.
+// if these leave several works; `works` to choose from, [work, its sound lines].
 function choose(all, address) {
   const chosen = {}, options = {};
   let lines = search(all, address.q ?? "");
@@ -62,7 +58,7 @@ function choose(all, address) {
   const byWork = new Map(names.map((work) => [work, []]));
   lines.filter(isSound).forEach((line) => byWork.get(line.work).push(line));
   const works = [...byWork].filter(([work, found]) => found.length > 1 || work === chosen.work);
-  works.sort(([, a], [, b]) => unique(b, "machine").length - unique(a, "machine").length);
+  works.sort(([a], [b]) => collator.compare(a, b));
   const ofWork = lines.filter((line) => line.work === chosen.work);
   return {chosen, options, works, found: lines, lines: chosen.work ? ofWork : lines};
 }
@@ -72,24 +68,6 @@ function barsOf({lines, chosen}) {
   const found = chosen.work ? lines.filter(isSound) : [];
   found.sort((a, b) => isPublished(a) - isPublished(b) || b.value - a.value);
   return found.slice(0, MOST_BARS).sort((a, b) => b.value - a.value);
-}
-
-// Each line of two machines, next to the other one's of the same work: the one with equal settings, or the fastest;
-// if a machine has figures of its CPU and of its GPU, each next to its like.
-function pairUp(lines, machines) {
-  const [a, b] = [0, 1].map((side) => lines.filter((line) => line.machine === machines[side] && isSound(line))
-    .sort((x, y) => y.value - x.value));
-  const settings = (line) => line.how.replace(/^[CG]PU, /, "");  // a machine may have figures of both
-  const isMixed = [a, b].some((side) => new Set(side.map((line) => line.kind)).size > 1);
-  const match = (line, others) => {
-    const same = others.filter((other) => other.work === line.work && (!isMixed || other.kind === line.kind));
-    return same.find((other) => settings(other) === settings(line)) ?? same[0];
-  };
-  const pairs = a.map((line) => ({a: line, b: match(line, b)}));
-  pairs.push(...b.map((line) => ({a: match(line, a), b: line})));
-  return pairs.filter((pair, i) => pairs.findIndex((other) => other.a === pair.a && other.b === pair.b) === i)
-    .map((pair) => ({...pair.a ?? pair.b, ...pair}))
-    .sort((x, y) => !(x.a && x.b) - !(y.a && y.b) || collator.compare(x.work, y.work));
 }
 
 const readAddress = (hash) => Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
@@ -128,37 +106,23 @@ function element(tag, attributes = {}, ...children) {
 
 const at = (id) => document.getElementById(id);
 
-// A name, with the settings below it if the page is too narrow for a column of them.
-const named = (line, ...parts) => element("span", {}, ...parts, element("div", {class: "narrow"}, line.how));
-
 // Columns of the table: title, text or node of a line, value to sort by, class.
 const COLUMNS = {
-  machine: {title: "Device", value: (line) => line.shown, class: "long", cell: (line) =>
-    named(line, line.shown, element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""))},
+  machine: {title: "Device", value: (line) => line.shown, class: "long",
+    cell: (line) => element("span", {}, line.shown, // with the settings if the page is too narrow for their column
+      element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""),
+      element("div", {class: "narrow"}, line.how))},
   work: {title: "Work", value: (line) => line.work, class: "long",
     cell: (line) => element("a", {href: writeAddress({work: line.work})}, line.work)}, // of all machines
   value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
   interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
     class: "number wide"},
   how: {title: "Settings", cell: (line) => line.how, class: "long wide"},
-  tflops: {title: "TFLOP/s", cell: (line) => line.per === "TFLOP/s" ? "" : figure(line.tflops, 3),
-    value: (line) => line.tflops ?? 0, class: "number wide"},
   peak: {title: "Of peak", cell: (line) => !shareOf(line) ? ""
     : `${percent(shareOf(line))} %${readsMemory(line) ? " of bandwidth" : ""}`,
     value: (line) => shareOf(line) ?? 0, class: "number wide"},
   flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
 };
-
-// Columns of the table of pairUp().
-const sideOf = (side, machine) => ({
-  title: machines.get(machine), class: "side number", value: (pair) => pair[side]?.value ?? 0,
-  cell: ({[side]: line}) => line ? element("span", {}, result(line), element("div", {class: "tag"}, join(interval(line),
-    isPublished(line) && "published", line.how, warnings(line)))) : "",
-});
-const ratioOf = ({a, b}) => a && b ? b.value / a.value : 0;
-const ratio = {title: "Second / first", class: "number", value: ratioOf,
-  cell: (pair) => ratioOf(pair) ? figure(ratioOf(pair), 3) : ""};
-const pairColumns = ([a, b]) => ({work: COLUMNS.work, ...b && {ratio}, a: sideOf("a", a), ...b && {b: sideOf("b", b)}});
 
 function describe(line) {
   const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
@@ -204,19 +168,17 @@ function showTable(found, columns, address) {
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
   const body = element("tbody", {}, ...found.flatMap((line) => {
-    const key = [line.a, line.b, line].map((each) => lines.indexOf(each)).join(); // a pair is made anew each time
     const toggle = () => {
-      if (!opened.delete(key)) opened.add(key);
+      line.isOpen = !line.isOpen; // also after sorting and filtering
       show();
     };
     const button = element("button", {type: "button", onclick: toggle,
       "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
     const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
     const show = () => {
-      const isOpen = opened.has(key);
-      button.setAttribute("aria-expanded", String(isOpen));
-      details.replaceChildren(...isOpen ? [line.a ?? line, line.b].filter(Boolean).map(describe) : []);
-      below.hidden = !isOpen;
+      button.setAttribute("aria-expanded", String(Boolean(line.isOpen)));
+      details.replaceChildren(...line.isOpen ? [describe(line)] : []);
+      below.hidden = !line.isOpen;
     };
     show();
     return [element("tr", {}, ...Object.values(columns).map((column) =>
@@ -276,68 +238,33 @@ function showSelect(place, name, label, options, value, change) {
 
 const option = (value, text) => element("option", {value}, text);
 
-// What to run if two machines have no equal work: a published one cannot run anything.
-function explainUnequal(side) {
-  const published = side.find((machine) => lines.every((line) => line.machine !== machine || isPublished(line)));
-  return "No equal work with a result: run " + (published
-    ? `make match B="${machines.get(published)}" on the other machine.` : "make all on both.");
-}
-
-// A group for each workload: its works with at least two figures.
-function groupWorks(works) {
-  const groups = new Map(unique(lines, "workload").map((name) => [name, element("optgroup", {label: say(name)})]));
-  for (const [work, found] of works) {
-    const {workload} = lines.find((line) => line.work === work), count = unique(found, "machine").length;
-    groups.get(workload).append(option(work, `${work} (${count} machine${count === 1 ? "" : "s"})`));
-  }
-  return [...groups.values()].filter((group) => group.hasChildNodes());
-}
-
 function render() {
   const address = readAddress(location.hash), q = address.q ?? "", view = choose(lines, address), {chosen} = view;
-  const side = [address.a, address.b].filter((machine) => machines.has(machine)), isSide = side.length > 0;
-  const works = groupWorks(view.works), isNarrow = view.found.length < lines.length;
-  if (isNarrow) works.unshift(option("", "all that are found"));
-  showSelect("choices", "work", "Work", isSide ? [] : works, chosen.work, (work) => ({...address, work}));
-  const any = () => [option("", "any"), ...[...machines].map(([machine, shown]) => option(machine, shown))];
-  showSelect("choices", "a", "Machine", any(), side[0] ?? "", (a) => ({...address, a}));
-  showSelect("choices", "b", "Side by side with", isSide ? any() : [], side[1] ?? "", (b) => ({...address, b}));
+  const works = view.works.map(([work, found]) => option(work, `${work} (${unique(found, "shown").length})`));
+  if (view.found.length < lines.length) works.unshift(option("", "all that are found"));
+  showSelect("choices", "work", "Work (number of machines)", works, chosen.work, (work) => ({...address, work}));
   for (const [name, label] of Object.entries(CHOICES)) {
+    const place = name === "shown" ? "choices" : "settings";
     const values = view.options[name].map((value) => option(value, say(value)));
-    showSelect("settings", name, label, values.length > 1 ? [option("", "any"), ...values] : [], chosen[name],
+    showSelect(place, name, label, values.length > 1 ? [option("", "any"), ...values] : [], chosen[name],
       (value) => ({...address, work: "", [name]: value}));
   }
   if (document.activeElement !== at("filter")) at("filter").value = q;
-  picture = isSide ? [] : barsOf(view);
+  picture = barsOf(view);
   drawPicture();
-  const {work, ...others} = COLUMNS, sort = isSide ? "" : chosen.work ? "-value" : "work";
-  const listed = isSide ? pairUp(view.found, side) : [...view.lines].sort((a, b) => b.value - a.value);
-  showTable(listed, isSide ? pairColumns(side) : chosen.work ? others : COLUMNS, {sort, ...address});
+  const {work, ...others} = COLUMNS, listed = [...view.lines].sort((a, b) => b.value - a.value);
+  showTable(listed, chosen.work ? others : COLUMNS, {sort: chosen.work ? "-value" : "work", ...address});
   at("count").textContent = `${listed.length} of ${lines.length} lines.` +
     (picture.length === MOST_BARS ? ` The chart has at most ${MOST_BARS}.` : "");
   at("none").hidden = view.found.length;
-  at("unequal").textContent = side.length < 2 || listed.some((pair) => pair.a && pair.b) ? "" : explainUnequal(side);
-  at("heading").textContent = isSide ? side.map((each) => machines.get(each)).join(" and ")
-    : chosen.work || join(q && `\u201c${q}\u201d`, ...Object.keys(CHOICES).map((name) => say(chosen[name])));
+  at("heading").textContent = chosen.work
+    || join(q && `\u201c${q}\u201d`, ...Object.keys(CHOICES).map((name) => say(chosen[name])));
   document.title = `${at("heading").textContent} - machine-learning speed test`;
-}
-
-// Show the table as Markdown, selected, and copy it if the browser allows it.
-function copy() {
-  const cells = (row) => [...row.cells].slice(0, -1).map((cell) => cell.innerText
-    .trim().replace(/\s*\n\s*/g, ", ").replace(/[|\s]+/g, " "));
-  const [head, ...rows] = [...at("table").rows].filter((row) => row.cells.length > 1).map(cells);
-  at("markdown").hidden = false;
-  at("markdown").value = [head, head.map(() => "---"), ...rows].map((row) => `| ${row.join(" | ")} |\n`).join("");
-  at("markdown").select();
-  document.execCommand("copy");
 }
 
 function start() {
   data = JSON.parse(at("data").textContent);
   lines = readLines(data);
-  machines = new Map(lines.map((line) => [line.machine, line.shown]).sort(([, a], [, b]) => collator.compare(a, b)));
-  at("copy").onclick = copy;
   at("filter").oninput = () => location.replace(
     writeAddress({...readAddress(location.hash), q: at("filter").value}));
   window.addEventListener("hashchange", render);
