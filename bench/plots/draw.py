@@ -38,18 +38,15 @@ NAMES = 2.6  # to the left of a panel of bars
 BARS_WIDE = 3.3
 NUMBERS = 0.75  # to the right
 WIDE = NAMES + BARS_WIDE + NUMBERS
-LINES_WIDE = 6.2  # all panels of lines in a row
-LINES_HIGH = 2.5  # a panel of lines
-SMALL_HIGH = 1.9  # one of three in a row
-SMALL_TITLE = 38  # letters in a line of its title
+LINES_WIDE = 6.2  # a panel of lines
+LINES_HIGH = 2.5
 AXIS_NAME = 0.5  # below the lowest panel
-COLUMN_NAMES = 0.8  # between panels of lines side by side
 LEGEND = 100  # letters of a line's name before it is wrapped; of half of them, two are side by side
 FILLED = {"left": 0, "right": 1, "bottom": 0, "top": 1}  # names and legends are outside of the figure, see save()
 
 
 class Curve(NamedTuple):
-    """One line. `frame` has `x`, a column for each panel, and that column's _low and _high if they are known."""
+    """One line. `frame` has the columns `x`, `value`, `low` and `high` (NaN: unknown)."""
 
     name: str
     frame: pd.DataFrame
@@ -139,65 +136,30 @@ def distances(value, low, high):
     return [(value - low).clip(lower=0).fillna(0), (high - value).clip(lower=0).fillna(0)]
 
 
-def lines(curves, panels, title, x_name, is_log2=False):
-    """Draw all curves in a panel for each {column: title}, in a row; return the figure, None without curves.
+def lines(curves, y_name, title, x_name, is_log2=False):
+    """Draw curves in one panel; return the figure, None without curves.
 
     Published curves are thin and hollow. If is_log2, the x axis has powers of two.
     """
     if not curves:
         return None
-    grid = FILLED | {"wspace": COLUMN_NAMES / (LINES_WIDE / len(panels))}
-    options = {"figsize": (LINES_WIDE, LINES_HIGH), "squeeze": False, "gridspec_kw": grid}
-    figure, axes = plt.subplots(1, len(panels), **options)
-    for panel, (column, name) in zip(axes.flat, panels.items(), strict=True):
-        for i, curve in enumerate(curves):
-            x = curve.frame["x"]
-            y = curve.frame[column]
-            options = style(i, curve)
-            if f"{column}_low" in curve.frame:
-                errors = distances(y, curve.frame[f"{column}_low"], curve.frame[f"{column}_high"])
-                panel.errorbar(x, y, yerr=errors, elinewidth=1, capsize=2, **options)
-            else:
-                panel.plot(x, y, **options)
-        drawn = f"^{column}(_low|_high)?$"
-        set_scale(panel, "y", pd.concat([curve.frame.filter(regex=drawn) for curve in curves]))
-        panel.set_ylabel(name)
-        panel.grid(alpha=0.3)
-    ticks = sorted({x for curve in curves for x in curve.frame["x"]})
-    for panel in axes.flat:
-        panel.set_xlabel(x_name)
-        if is_log2:
-            panel.set_xscale("log", base=2)
-            write_powers(panel.xaxis, 2, (1,))
-        if len(ticks) <= 6 and all(abs(x - round(x)) < 1e-6 for x in ticks):
-            panel.set_xticks(ticks)
+    figure, panel = plt.subplots(figsize=(LINES_WIDE, LINES_HIGH), gridspec_kw=FILLED)
+    for i, curve in enumerate(curves):
+        x, value, low, high = (curve.frame[name] for name in ("x", "value", "low", "high"))
+        panel.errorbar(x, value, yerr=distances(value, low, high), elinewidth=1, capsize=2, **style(i, curve))
+    drawn = pd.concat([curve.frame for curve in curves])
+    set_scale(panel, "y", drawn[["value", "low", "high"]])
+    if is_log2:
+        panel.set_xscale("log", base=2)
+        write_powers(panel.xaxis, 2, (1,))
+    else:
+        panel.set_xticks(sorted({*drawn["x"]}))
+    panel.set_xlabel(x_name)
+    panel.set_ylabel(y_name)
+    panel.grid(alpha=0.3)
     figure.suptitle(title, fontsize=9.5, y=1 + 0.1 / LINES_HIGH, va="bottom")
     is_short = all(len(curve.name) < LEGEND / 2 for curve in curves)
     add_legend(figure, [Line2D([], [], **style(i, curve)) for i, curve in enumerate(curves)], per_line=1 + is_short)
-    return figure
-
-
-def small_panels(panels, y_name, x_name):
-    """Draw a small panel of lines for each (title, curves), three in a row, over powers of two; return the figure."""
-    rows = -(-len(panels) // 3)
-    options = {"figsize": (LINES_WIDE, SMALL_HIGH * rows), "squeeze": False}
-    figure, axes = plt.subplots(rows, 3, gridspec_kw=FILLED | {"wspace": 0.25, "hspace": 0.45}, **options)
-    for panel in axes.flat[len(panels) :]:
-        panel.axis("off")
-    for panel, (title, curves) in zip(axes.flat, panels, strict=False):
-        for i, curve in enumerate(curves):
-            panel.plot(curve.frame["x"], curve.frame["value"], **style(i, curve) | {"markersize": 3, "linewidth": 1.2})
-        panel.set_title(textwrap.fill(title, SMALL_TITLE), fontsize=7)
-        panel.set_xscale("log", base=2)
-        write_powers(panel.xaxis, 2, (1,))
-        highest = max(curve.frame["value"].max() for curve in curves)
-        panel.set_ylim(0, highest * (1.15 + 0.11 * len(curves)))  # room for the legend
-        panel.tick_params(labelsize=SMALLEST)
-        panel.tick_params(axis="x", rotation=45)
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=5.5, frameon=False, loc="upper left")
-    figure.supylabel(y_name, x=-0.07, fontsize=8)
-    figure.supxlabel(x_name, y=-AXIS_NAME / figure.get_figheight(), fontsize=8)
     return figure
 
 

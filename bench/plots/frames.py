@@ -9,7 +9,6 @@ import pandas as pd
 from bench.records import columns, peaks, results, tables
 from bench.records.likeness import USUAL, class_of, class_of_model
 from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings, unmixed
-from bench.workloads import TRAIN_IMAGES
 
 PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
 WHO = ["published", "machine", "kind", "framework"]
@@ -104,21 +103,3 @@ def describe_settings(line, row):
         names.insert(1, "batch_size")
     compiled = ["compiled"] if row["compile"] not in ("", "0") else []
     return ", ".join([*columns.words_of(row, names).values(), *compiled])
-
-
-def perceptrons(lines):
-    """Select training of mlp-<depth>x1024 with the settings of its first benchmark: the fastest of WHO and depth.
-
-    Adds `depth`, and `seconds_an_epoch` with its _low and _high.
-    """
-    chosen = lines.assign(value=lines["value"].fillna(lines["items"] / lines["seconds"]))
-    chosen = rates(chosen, workload="mlp", phase="training", batch_size="32", precision="float32", scope="device")
-    chosen = chosen[chosen["compile"].isin(["", "0"]) & chosen["optimizer"].isin(["", "sgd"])]
-    chosen = chosen.assign(
-        depth=pd.to_numeric(chosen["model"].str.extract(r"^mlp-(\d+)x1024$")[0]),
-        seconds_an_epoch=TRAIN_IMAGES / chosen["value"],
-        seconds_an_epoch_low=TRAIN_IMAGES / chosen["high"],
-        seconds_an_epoch_high=TRAIN_IMAGES / chosen["low"],
-    )
-    chosen = chosen.sort_values(["data", "value"], ascending=[True, False])  # CIFAR-10, else synthetic
-    return chosen[chosen["depth"].notna()].drop_duplicates([*WHO, "depth"]).sort_values("depth")

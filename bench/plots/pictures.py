@@ -16,7 +16,6 @@ from bench.settings import PARTS, WORKLOADS
 MAX_BARS = 8  # in a panel
 MAX_PANELS = 14
 MAX_CURVES = 20
-MAX_MACHINES = 9  # panels of matmuls
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
@@ -127,39 +126,30 @@ def llm_depth(stored):
     curves = curves_of(lines, "tokens", DEEPER, name_depth, least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
-    return draw.lines(curves, {"value": "tokens/s"}, f"{title}; ours with random weights", x_name, is_log2=True)
+    return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
 
 
 def mlp(stored):
-    """Draw the seconds of an epoch and the rate over depth, a line for each machine."""
-    curves = curves_of(frames.perceptrons(stored.valid), "depth", [])
-    panels = {"seconds_an_epoch": "seconds an epoch of 50,000 images", "value": "images/s"}
-    words = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
-    return draw.lines(curves, panels, words, "hidden layers of 1024")
+    """Draw the rate of training mlp-<depth>x1024 over depth, a line for each machine, as its first benchmark did."""
+    cells = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
+    rates = stored.valid["value"].fillna(stored.valid["items"] / stored.valid["seconds"])  # some state only seconds
+    lines = frames.rates(stored.valid.assign(value=rates), **cells)
+    lines = lines[lines["compile"].isin(["", "0"]) & lines["optimizer"].isin(["", "sgd"])]
+    lines = lines.assign(depth=pd.to_numeric(lines["model"].str.extract(r"^mlp-(\d+)x1024$")[0]))
+    lines = lines.sort_values("data", kind="stable").dropna(subset="depth")  # CIFAR-10, else synthetic
+    lines = lines[lines["data"] == lines.groupby([*frames.WHO, "depth"])["data"].transform("first")]
+    title = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
+    return draw.lines(curves_of(lines, "depth"), "images/s", title, "hidden layers of 1024")
 
 
 def tflops(stored):
-    """Draw TFLOP/s over the size of matmuls (the cube root of M N K): a panel a machine, a line a precision."""
+    """Draw TFLOP/s over the size of matmuls, the cube root of M N K: a line for each machine and precision."""
     lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
-    lines = lines.assign(x=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="x")
-    lines = (
-        lines.sort_values("value", ascending=False).drop_duplicates([*frames.WHO, "precision", "x"]).sort_values("x")
-    )
-    lines = lines[lines.groupby([*frames.WHO, "precision"])["x"].transform("size") > 1]
-    if lines["published"].all():
-        return None
-    machines = [rows for _, rows in lines.groupby(frames.WHO, sort=False)]
-    machines.sort(key=lambda rows: (rows["published"].iloc[0], -rows["value"].max()))
-    panels = []
-    for rows in machines[:MAX_MACHINES]:
-        curves = []
-        for precision, line in rows.groupby("precision", sort=False):
-            best = line.loc[line["value"].idxmax()]
-            curves.append(Curve(f"{precision}, best at {best['x']:.0f}", line, best["published"]))
-        panels.append((name_device(rows.iloc[0]), curves))
-    left_out = f" ({len(panels)} of {len(machines)} machines)" if len(machines) > len(panels) else ""
-    return draw.small_panels(panels, "TFLOP/s", f"M of an M x M x M matmul (cube root of M N K for others){left_out}")
+    lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
+    curves = curves_of(lines, "side", ["precision"], name_matmul, least=2)
+    x_name = "M of an M x M x M matmul (cube root of M N K for others)"
+    return draw.lines(curves, "TFLOP/s", "Matrix multiplication", x_name, is_log2=True)
 
 
 PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
@@ -171,7 +161,12 @@ def name_device(row):
     return f"{row['shown']}{on_cpu}, {row['framework']}"
 
 
-def curves_of(lines, x, apart, name=name_device, least=1):
+def name_matmul(top):
+    """Name a line of matmuls by its device, its precision and the size of the fastest one."""
+    return f"{name_device(top)}, {top['precision']}, best at {top['side']:.0f}"
+
+
+def curves_of(lines, x, apart=(), name=name_device, least=1):
     """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
     A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
@@ -182,7 +177,7 @@ def curves_of(lines, x, apart, name=name_device, least=1):
     lines = lines[lines.groupby(by)[x].transform("size") >= least]
     if lines["published"].all():
         return []
-    lines = lines.assign(x=lines[x], value_low=lines["low"], value_high=lines["high"])
+    lines = lines.assign(x=lines[x])
     tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(lines.groupby(by)))
     curves = []

@@ -108,14 +108,13 @@ def test_neighbours_are_of_the_same_work(folder, load, monkeypatch):
     assert {(row["batch_size"], row["compile"] != "0", row["scope"]) for row in training} == {("64", True, "device")}
 
 
-def test_each_machine_has_a_panel_of_matmuls(folder, load):
+def test_each_machine_and_precision_has_a_line_of_matmuls(folder, load):
     sizes = [MATMUL | {"matrix_size": f"{side}x{side}x{side}", "tflops": side / 64} for side in (64, 128, 256)]
     write(folder, [*sizes, *(row | {"precision": "bfloat16", "tflops": 9} for row in sizes)])
-    write(folder, [row | GPU | {"machine": "b"} for row in sizes], "b")
-    figure = pictures.tflops(load())
-    assert [len(axes.lines) for axes in figure.axes] == [2, 1, 0]
-    (axes, *_) = figure.axes
-    assert sorted(tuple(line.get_ydata()) for line in axes.lines) == [(1, 2, 4), (9, 9, 9)]
+    write(folder, [row | GPU | {"machine": "b", "tflops": 10 * row["tflops"]} for row in sizes], "b")
+    (axes,) = pictures.tflops(load()).axes
+    drawn = [each.lines[0].get_ydata().tolist() for each in axes.containers]
+    assert drawn == [pytest.approx(line) for line in ([10, 20, 40], [9, 9, 9], [1, 2, 4])]
 
 
 def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setting(folder, load):
@@ -126,18 +125,13 @@ def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setti
     assert [each.lines[0].get_xydata().tolist() for each in axes.containers] == [[[64, 4], [513, 5]]]
 
 
-def test_epochs_over_depth_with_seconds_as_published(folder, load):
-    write(folder, [rate(5000, 0.5) | MLP, rate(2500) | MLP | {"model": "mlp-10x1024"}])
+def test_rates_over_depth_follow_from_seconds_if_only_these_are_published(folder, load):
+    write(folder, [rate(5000) | MLP, rate(2500) | MLP | {"model": "mlp-10x1024"}])
     timed = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
     write(folder, [timed | MLP | CITED], "p")
-    found = frames.perceptrons(load().valid).sort_values(["machine", "depth"])
-    assert found[["machine", "depth", "seconds_an_epoch"]].to_numpy().tolist() == [
-        ["a", 5, 10],
-        ["a", 10, 20],
-        ["p", 5, 20],
-    ]
-    own = found.iloc[0]
-    assert (own["seconds_an_epoch_low"], own["seconds_an_epoch_high"]) == pytest.approx((50_000 / 7500, 20))
+    (axes,) = pictures.mlp(load()).axes
+    drawn = [each.lines[0].get_xydata().tolist() for each in axes.containers]
+    assert drawn == [[[5, 5000], [10, 2500]], [[5, 2500]]]
 
 
 def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(folder, load):
