@@ -3,7 +3,7 @@
 Also draws the card of each machine that has measured enough of the standard set, in results/cards.
 
     make plot
-    FORMAT=svg make plot      a file for each panel, for a paper
+    FORMAT=svg make plot      only the plots and cards, for a paper
 
 Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
 (results/published.csv, also with another RESULTS_DIR), which are hollow. Rows with a wrong clock are in no plot.

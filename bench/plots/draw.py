@@ -63,23 +63,6 @@ def save(figure, path, **options):
     return path
 
 
-def save_panels(figure, path):
-    """Write each panel of a figure, with the title and the legend, to a file of its own; return the paths."""
-    panels = [axes for axes in figure.axes if axes.axison]
-    height = figure.get_figheight()
-    paths = []
-    for number, axes in enumerate(panels, 1):
-        for other in panels:
-            other.set_visible(other is axes)
-        place = axes.get_position()
-        for legend in figure.legends:
-            legend.set_bbox_to_anchor((0.5, place.y0 - AXIS_NAME / height), figure.transFigure)
-        if title := figure.get_suptitle():
-            figure.suptitle(title, fontsize=9.5, y=place.y1 + 0.1 / height, va="bottom")
-        paths.append(save(figure, path.with_stem(f"{path.stem}-{number}"), bbox_inches="tight"))
-    return paths
-
-
 def bars(panels, remark):
     """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
 

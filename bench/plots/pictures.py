@@ -22,18 +22,15 @@ DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "n
 
 
 def draw_all(stored, folder, form):
-    """Draw every plot that has rows into a folder, in SVG a file for each panel, and return the paths."""
+    """Draw every plot that has rows into a folder, remove those that have none any more, and return the paths."""
     paths = []
-    is_svg = form == "svg"
     for picture in PICTURES:
         path = folder / f"{picture.__name__}.{form}"
-        drawn = []
         if figure := picture(stored):
-            drawn = draw.save_panels(figure, path) if is_svg else [draw.save(figure, path, bbox_inches="tight")]
-        with explaining(path):
-            for old in {*folder.glob(f"{path.stem}-[0-9]*.svg" if is_svg else path.name)} - {*drawn}:
-                old.unlink()
-        paths += drawn
+            paths.append(draw.save(figure, path, bbox_inches="tight"))
+        else:
+            with explaining(path):
+                path.unlink(missing_ok=True)
     return paths
 
 
