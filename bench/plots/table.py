@@ -4,8 +4,6 @@
 """
 
 import shutil
-import statistics
-from collections import Counter
 
 from bench.plots import frames
 from bench.records import report
@@ -37,7 +35,7 @@ def describe_set(folder, warn, side=None):
     units = {}
     for _, of_kind in lines.groupby("kind"):
         sides = [(names, works) for names, mine in of_kind.groupby(SIDE) if (works := find_works(mine))]
-        units |= {row["workload"]: row["per"] for _, works in sides for _, _, row in works.values()}
+        units |= {row["workload"]: row["per"] for _, works in sides for _, row in works.values()}
         if sides:
             tables += describe_sides(sorted(sides, key=lambda each: -len(each[1])))
     if not tables:
@@ -53,47 +51,15 @@ def describe_sides(sides):
     (_, base), *_ = sides
     found = {name: work for _, works in sides for name, work in works.items()}
     names = sorted(found, key=lambda name: found[name][0])
-    workloads = dict.fromkeys(found[name][2]["workload"] for name in names if found[name][1])
-    means = [f"mean of ratios, {workload}" for workload in workloads]
-    columns = [["", "", *names, *means, "mean of ratios", "not in the mean"]]
+    columns = [["", "", *names]]
     for (machine, *how), works in sides:
-        ratios = {} if works is base else find_ratios(works, base)
-        cells = [describe_cell(works[name][2], ratios.get(name)) if name in works else "" for name in names]
-        columns.append([machine, ", ".join(how), *cells, *describe_means(works, base, ratios, workloads)])
+        cells = [describe_cell(works.get(name), None if works is base else base.get(name)) for name in names]
+        columns.append([machine, ", ".join(how), *cells])
     return draw_tables(columns)
 
 
-def find_ratios(works, base):
-    """Return {name: ratio} of the works that two sides have and nothing disturbed."""
-    shared = {name: (works[name][2], base[name][2]) for name in works if name in base}
-    sound = {name: pair for name, pair in shared.items() if not any(map(disturbing_flags, pair))}
-    return {name: mine["value"] / other["value"] for name, (mine, other) in sound.items()}
-
-
-def describe_means(works, base, ratios, workloads):
-    """List the geometric means of the ratios of models by workload and of all, and what is not in them: cells."""
-    by_workload = {workload: [] for workload in workloads}
-    left_out = Counter()
-    for name, (_, line, row) in works.items():
-        if line is None or name not in base:
-            continue
-        is_launch_bound = any("launch_bound" in each["flags"] for each in (row, base[name][2]))
-        if line.is_latency or is_launch_bound or name not in ratios:
-            left_out["latency" if line.is_latency else "launch-bound" if is_launch_bound else "disturbed"] += 1
-        else:
-            by_workload[row["workload"]].append(ratios[name])
-    every = [ratio for some in by_workload.values() for ratio in some]
-    if not every:
-        return [""] * (len(workloads) + 2)
-    means = [
-        f"{statistics.geometric_mean(some):.3g}x (n = {len(some)})" if some else "" for some in by_workload.values()
-    ]
-    why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-    return [*means, f"{statistics.geometric_mean(every):.3g}x (n = {len(every)})", why]
-
-
 def find_works(rows):
-    """Return {work: (place in the table, Line or None for a peak, row)} of the rows of a side."""
+    """Return {work: (place in the table, row)} of the rows of a side."""
     rows = frames.of_newest_chip(rows[rows["scope"] == "device"].to_dict("records"))
     # Peaks of several sizes are several results: the best one that nothing disturbed counts.
     by_rate = sorted(rows, key=lambda row: (not disturbing_flags(row), row["value"]))
@@ -102,7 +68,7 @@ def find_works(rows):
     for line in STANDARD_SET:
         works += [(line, row) for row in frames.of_line(rows, line).values()]
     places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}
-    return {name_row(line, row): (places.get(line, 0) + place, line, row) for place, (line, row) in enumerate(works)}
+    return {name_row(line, row): (places.get(line, 0) + place, row) for place, (line, row) in enumerate(works)}
 
 
 def name_row(line, row):
@@ -113,12 +79,21 @@ def name_row(line, row):
     return f"{title}, {frames.describe_settings(line, row)}, {class_of(row)}"
 
 
-def describe_cell(line, ratio):
-    """Describe a result: "13.45 +-8 % (5) 0.82x drift"."""
-    reach = max(line["high"] - line["value"], line["value"] - line["low"]) / line["value"]  # NaN: unknown
+def describe_cell(work, base):
+    """Describe a result and its ratio to another one, unless one is disturbed: "13.45 +-8 % (5) 0.82x drift".
+
+    Args:
+        work, base: as find_works() returns them; None: there is no such result.
+    """
+    if work is None:
+        return ""
+    _, row = work
+    reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
     interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
-    parts = interval, f"({line['processes']})", f"{ratio:.3g}x" if ratio else "", line["flags"]
-    return " ".join([format_number(line["value"]), *filter(None, parts)])
+    is_sound = base and not disturbing_flags(row) and not disturbing_flags(base[1])
+    ratio = f"{row['value'] / base[1]['value']:.3g}x" if is_sound else ""
+    parts = interval, f"({row['processes']})", ratio, row["flags"]
+    return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 
 def draw_tables(columns):

@@ -125,15 +125,10 @@ def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(t
     for name, factor in (("a", 1), ("b" * 30, 2), ("c" * 30, 0.5)):
         rows = [row | rate(factor * row["throughput"]) for row in standard_set(**GPU | {"machine": name})]
         rows[0] |= {"flags": "contended" if factor < 1 else "drift"}
-        rows[1] |= {"flags": "launch_bound" if factor == 2 else ""}
         write(tmp_path, rows if name == "a" else [*rows[:5], *rows[-3:]], name)
     lines = table.describe_set(tmp_path, pytest.fail).splitlines()
-    means = "".join(line for line in lines if "mean of ratios " in line).split("|")
-    means = [mean.strip() for mean in means if "n =" in mean]
-    assert [mean[:4] for mean in means] == ["2x (", "0.5x"]
-    assert ["n = 4" in mean for mean in means] == [True, True]
-    left_out = "".join(line for line in lines if "not in the mean" in line)
-    assert ["1 launch-bound" in left_out, "1 disturbed" in left_out, left_out.count("3 latency")] == [True, True, 2]
+    cells = " ".join(lines).split("|")
+    assert (sum(" 2x" in cell for cell in cells), sum(" 0.5x" in cell for cell in cells)) == (8, 7)
     assert sum(line.startswith("|--") for line in lines) == count  # tables
     assert max(len(line) for line in lines if line.startswith("|")) <= max(int(columns), table.LEAST_WIDTH)
 
