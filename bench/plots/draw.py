@@ -31,8 +31,7 @@ DPI = 200  # also while text is fitted, because its width is not quite proportio
 ROOM = 0.05  # of an axis, free beyond the values
 LOG_FROM = 20  # largest value over smallest: above this, the axis is logarithmic
 # Inches. GitHub shows a picture 860 pixels wide: at most 7 inches, so that small text stays legible.
-BAR = 0.19  # from one bar to the next
-NOTE = 0.11  # more, for a note under a bar's name
+BAR = 0.3  # from one bar to the next, with a note under its name
 GAP = 0.5  # between panels of bars, for a title and the numbers of an axis
 NAMES = 2.6  # to the left of a panel of bars
 BARS_WIDE = 3.3
@@ -63,7 +62,7 @@ def save(figure, path, **options):
     return path
 
 
-def bars(panels, remark):
+def bars(panels):
     """Draw a panel of horizontal bars for each (title, frame), one above the other; return the figure.
 
     Each panel has its own scale. Bars begin at zero; on a logarithmic axis they are points.
@@ -72,11 +71,8 @@ def bars(panels, remark):
         panels: a frame has a row for each bar, and its index is the position, from 0 at the top: `value`, `low`,
             `high` (NaN: unknown), `name` on the left, `note` below it, `text` on the right, whether it
             is `published`.
-        remark: what is written below the last panel.
     """
-    drawn = pd.concat([frame for _, frame in panels])
-    bar = BAR + NOTE * any(drawn["note"])
-    inches = [bar * len(frame) for _, frame in panels]
+    inches = [BAR * len(frame) for _, frame in panels]
     height = sum(inches) + GAP * (len(inches) - 1)
     grid = FILLED | {"height_ratios": inches, "hspace": GAP * len(inches) / sum(inches)}
     options = {"figsize": (BARS_WIDE, height), "dpi": DPI, "squeeze": False, "gridspec_kw": grid}
@@ -98,19 +94,17 @@ def bars(panels, remark):
                 options = {"fmt": "o", "markersize": 5, "markerfacecolor": face, "elinewidth": 2}
                 panel.errorbar(value, part.index, xerr=ends, color=colour, **options)
             else:
-                panel.barh(part.index, value, 0.12 / bar, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
+                panel.barh(part.index, value, 0.12 / BAR, xerr=ends, color=face, edgecolor=colour, ecolor="#444444")
         beside = {"transform": panel.get_yaxis_transform()}
         for y, name, note, text in zip(frame.index, frame["name"], frame["note"], frame["text"], strict=True):
-            write(panel, name, -0.02, y - 0.2 * bool(note), NAMES - 0.07, 8, ha="right", **beside)
+            write(panel, name, -0.02, y - 0.2, NAMES - 0.07, 8, ha="right", **beside)
             write(panel, note, -0.02, y + 0.22, NAMES - 0.07, 6.8, ha="right", color=GREY, **beside)
             write(panel, text, 1.02, y, NUMBERS - 0.07, 8, **beside)
-    axes[-1, 0].set_xlabel(remark, loc="right")
     handles = [
         Line2D([], [], linestyle="", marker="o", color=colour, markerfacecolor=face, label=label)
-        for is_published, (label, colour, face) in WHOSE.items()
-        if is_published in set(drawn["published"])
+        for label, colour, face in WHOSE.values()
     ]
-    add_legend(figure, handles, per_line=len(handles))
+    add_legend(figure, handles, per_line=2)
     return figure
 
 

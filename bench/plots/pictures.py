@@ -10,7 +10,6 @@ from bench.plots.draw import Curve
 from bench.records import columns, tables
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
-from bench.records.results import explaining
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # in a panel
@@ -22,16 +21,9 @@ DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "n
 
 
 def draw_all(stored, folder, form):
-    """Draw every plot that has rows into a folder, remove those that have none any more, and return the paths."""
-    paths = []
-    for picture in PICTURES:
-        path = folder / f"{picture.__name__}.{form}"
-        if figure := picture(stored):
-            paths.append(draw.save(figure, path, bbox_inches="tight"))
-        else:
-            with explaining(path):
-                path.unlink(missing_ok=True)
-    return paths
+    """Draw every plot that has rows into a folder and return the paths."""
+    figures = {folder / f"{picture.__name__}.{form}": picture(stored) for picture in PICTURES}
+    return [draw.save(figure, path, bbox_inches="tight") for path, figure in figures.items() if figure]
 
 
 def standard_set_gpu(stored):
@@ -45,23 +37,18 @@ def standard_set_cpu(stored):
 def draw_works(stored, kind):
     """Draw a panel for each work that two machines or sources have on this kind of device, and for the peaks."""
     models, peaks = group_works(stored.valid, kind)
-    shown = models[: MAX_PANELS - len(peaks)] + peaks
-    if all(row["published"] for rows in shown for row in rows):
-        return None
     panels = []
-    for rows in shown:
+    for rows in models[: MAX_PANELS - len(peaks)] + peaks:
         kept = choose_bars(rows)
         how = [", ".join(filter(None, [describe_how(row), row["setup"]])) for row in kept]
         count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
         frame = pd.DataFrame(kept)[[*tables.RATE, "published"]].assign(
-            name=[f"{row['shown']} (CPU)" if kind == "cpu" and not row["published"] else row["shown"] for row in kept],
+            name=[name_device(row) for row in kept],
             text=[format_number(row["value"]) for row in kept],
             note=how,
         )
         panels.append((f"{name_work(kept[0])}, {kept[0]['per']}{count}", frame))
-    count = len(models) + len(peaks)
-    left_out = f"{len(shown)} of {count} works that two or more have" if count > len(shown) else ""
-    return draw.bars(panels, left_out)
+    return None if all(frame["published"].all() for _, frame in panels) else draw.bars(panels)
 
 
 def group_works(lines, kind):
@@ -103,11 +90,6 @@ def choose_bars(rows):
     return sorted(first, key=lambda row: -row["value"])
 
 
-def name_depth(top):
-    """Name a line of decode over depths by its device and what may differ from the other lines."""
-    return f"{top['shown']}{'' if top['kind'] == 'gpu' else ' (CPU)'}, {describe_how(top)}"
-
-
 def llm_depth(stored):
     """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
     lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
@@ -120,7 +102,7 @@ def llm_depth(stored):
         return None
     machines = lines.groupby("work", sort=False)["machine"].nunique()
     lines = lines[lines["work"] == machines.idxmax()]
-    curves = curves_of(lines, "tokens", DEEPER, name_depth, least=2)
+    curves = curves_of(lines, "tokens", DEEPER, least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
     return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
@@ -153,17 +135,21 @@ PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
 
 
 def name_device(row):
-    """Name the device and the framework."""
-    on_cpu = "" if row["kind"] == "gpu" or row["published"] else " (CPU)"
-    return f"{row['shown']}{on_cpu}, {row['framework']}"
+    """Name the device: a machine of our own may have results of its CPU and of its GPU."""
+    return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['shown']} (CPU)"
+
+
+def name_line(top):
+    """Name a line by its device and what may differ from other lines."""
+    return f"{name_device(top)}, {describe_how(top)}"
 
 
 def name_matmul(top):
     """Name a line of matmuls by its device, its precision and the size of the fastest one."""
-    return f"{name_device(top)}, {top['precision']}, best at {top['side']:.0f}"
+    return f"{name_line(top)}, {top['precision']}, best at {top['side']:.0f}"
 
 
-def curves_of(lines, x, apart=(), name=name_device, least=1):
+def curves_of(lines, x, apart=(), name=name_line, least=1):
     """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
     A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
