@@ -115,7 +115,7 @@ def search(monkeypatch, tmp_path, capsys):
 def test_all_rounds_are_stored_and_show_the_answers_path(search):
     status, out, rows, asked = search()
     assert status == 0
-    assert re.search(rf"\n5\.40 times .* \(5\.40 to 5\.40, 5 pairs .*: {FASTEST}\n", out)
+    assert re.search(rf"\n5\.40 times .* \(5\.40 to 5\.40, 5 pairs\): {FASTEST}\n", out)
     assert len(rows) == len(asked)
     typed = list(map(convert, rows))
     results_of = {row["run_id"]: row for row in combine(typed)}

@@ -10,7 +10,6 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -458,24 +457,6 @@ class Generation(Inference):
         logits = self.feed(ids, returns_all=True)
         self.model.cache = usual
         return logits
-
-    def read_halves(self, ids):
-        """Return the last logits of tokens that are read in two halves, uncompiled."""
-        half = ids.shape[1] // 2
-        self.model.seek(0)
-        self.feed(ids[:, :half])
-        return self.feed(ids[:, half:])
-
-    def shrink(self, num_layers):
-        """Free the model; return a session of one of fewer layers, uncompiled."""
-        context, sizes, flops = self.context, self.workload.sizes, self.workload.flops_per_item
-        self.free()
-        self.model = None
-        context.release()
-        context.compile = False
-        changes = {"parameters": None, "flops_per_item": flops and flops * num_layers // sizes.num_layers}
-        workload = replace(self.workload, sizes=replace(sizes, num_layers=num_layers), **changes)
-        return Generation(context, workload, self.settings)
 
     def free(self):
         super().free()

@@ -111,7 +111,6 @@ class Comparison:
 
     ratio: Rate  # the median of the pairs of processes, and their interval: from nine on, that of their median
     pairs: int
-    interleaved: bool  # else the processes of a pair worked one after the other
     differing: list[str]  # columns of work; if there are any, the ratio means nothing
 
 
@@ -134,7 +133,7 @@ def compare_runs(rows, base_rows, chosen=()):
     ratios = [ratio_of(*pair) for pair in pairs]
     differing = [name for name in WORK if name not in chosen and any(row[name] != base[name] for row, base in pairs)]
     ratio = Rate(statistics.median(ratios), *median_interval(ratios, rho=0))
-    return Comparison(ratio, len(ratios), all(row["rates"] and base["rates"] for row, base in pairs), differing)
+    return Comparison(ratio, len(ratios), differing)
 
 
 def ratio_of(row, base):

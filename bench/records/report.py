@@ -309,9 +309,8 @@ def describe_comparison(comparison, choices, base_choices):
 
 
 def describe_pairs(comparison):
-    """Describe what a comparison is based on: "5 pairs of interleaved processes"."""
-    pairs = "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
-    return f"{pairs} of {'interleaved processes' if comparison.interleaved else 'processes, one after the other'}"
+    """Describe what a comparison is based on: "5 pairs"."""
+    return "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
 
 
 def describe_chance(comparisons):
