@@ -31,6 +31,25 @@ LAYERS = [
     ["bench.doctor"],
     [path.stem for path in SCRIPTS],
 ]
+# The rooms of the house: most lines (of documents most words), and their files, less those of the rooms before.
+CEILINGS = {
+    "settings": (520, "bench/settings.py"),
+    "run, process, child": (1080, "bench/parent.py", "bench/processes.py", "bench/child.py"),
+    "scripts": (1900, "*.py", "bench/search.py"),
+    "doctor, packages": (190, "bench/*.py"),
+    "check": (820, "bench/timing/proof.py"),
+    "timing": (560, "bench/timing/*.py"),
+    "frameworks": (3340, "bench/frameworks/**/*.py"),
+    "host": (770, "bench/host/*.py"),
+    "workloads": (610, "bench/workloads/*.py"),
+    "records": (1530, "bench/records/*.py"),
+    "plots": (1060, "bench/plots/*.py"),
+    "page.js": (280, "bench/plots/page.js"),
+    "checks/": (520, "checks/*.py"),
+    "tests/": (10_200, "tests/**/*.py"),
+    "words of documents": (14_100, "README.md", "docs/*.md"),
+}
+WRITTEN_BY_CODE = {Path("docs/columns.md")}
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
     "bench.host.environment",
@@ -76,6 +95,32 @@ def test_imports_run_downward(module):
     packages = {name.split(".")[0] for name in imports}
     assert not packages & set(FRAMEWORKS) or module.startswith(FOLDERS)
     assert packages <= set(sys.stdlib_module_names) | {"bench"} or module not in STANDARD_LIBRARY_ONLY
+
+
+def files_of_rooms():
+    """Return {room: its files}."""
+    taken = set(WRITTEN_BY_CODE)
+    rooms = {}
+    for room, (_, *patterns) in CEILINGS.items():
+        rooms[room] = {path for pattern in patterns for path in Path().glob(pattern)} - taken
+        taken |= rooms[room]
+    return rooms
+
+
+@pytest.mark.parametrize("room", CEILINGS)
+def test_a_room_is_not_larger_than_its_ceiling(room):
+    texts = [path.read_text(encoding="utf-8") for path in files_of_rooms()[room]]
+    count = sum(len(text.split() if room == "words of documents" else text.splitlines()) for text in texts)
+    assert count <= CEILINGS[room][0], (
+        f"{room} has {count}, its ceiling is {CEILINGS[room][0]}: something has to go out, or a commit of its own says "
+        "why the ceiling rises"
+    )
+
+
+def test_each_file_is_in_a_room():
+    folders = [path for path in Path().iterdir() if path.is_dir() and not path.name.startswith(".")]
+    files = {*Path().glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))}
+    assert files <= set().union(*files_of_rooms().values())
 
 
 def test_importing_the_scripts_loads_no_framework():

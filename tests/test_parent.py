@@ -300,7 +300,7 @@ def test_ctrl_c_in_a_turn_keeps_what_was_complete(run_interleaved, children, mod
 
 
 def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interleaved):
-    _, out, rows, events = run_interleaved("ok", "never fits", "ok", RUNS="2")
+    _, _, rows, events = run_interleaved("ok", "never fits", "ok", RUNS="2")
     assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
     assert [event for _, event in events[-8:]].count("pauses") == 3
 
