@@ -26,9 +26,6 @@ from bench.workloads.workload import Workload, flops_of_phase, resolve_model
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 MOST_NUMBERS = 2**24 - 3  # that are drawn for a batch: a prime, so that no two images of a batch are equal
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
-# {model: (its least size, the step to its other sizes)} in pixels; a step is a patch, or all windows of a stage.
-SIDES = {"alexnet": (63, 1), "inception_v3": (75, 1), "maxvit_t": (224, 224), "vit_h_14": (14, 14)}
-SIDES |= {"vit_b_16": (16, 16), "vit_l_16": (16, 16), "vit_b_32": (32, 32), "vit_l_32": (32, 32)}
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,6 @@ def image_workload(settings):
         models = {row["model"]: row for row in csv.DictReader(lines)}
     model = resolve_model(settings, models, needs_known=False).model
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
-    least, step = SIDES.get(model, (1, 1))
-    if side < least or side % step:
-        first = max(least, -(-32 // step) * step)  # IMAGE_SIZE is 32 or more
-        raise SettingError(f"IMAGE_SIZE='{side}' must be {first}, {first + step}, {first + 2 * step} ... for {model}")
     sizes = ImageSizes(side)
     parameters = flops = None  # unknown if flops.csv lacks the model
     counts = models.get(model)

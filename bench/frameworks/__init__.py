@@ -92,6 +92,9 @@ UNSUPPORTED = (
     # XLA's (a type of TensorFlow has the same word) and MLX's
     *("unimplemented:", "not supported on the gpu", "only supports float32"),
     *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
+    # a size that torchvision's model cannot have
+    *("indivisible by patch size", "not divisible by partition size"),
+    *("kernel size can't be greater than actual input size", "output size is too small"),
 )
 NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 # A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.

@@ -110,6 +110,7 @@ def test_close_frees_the_model():
         (RuntimeError("Found Tesla P4 which is too old to be supported by the triton GPU compiler"), "unsupported"),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
         (RuntimeError("fatal error: Python.h: No such file or directory"), "unsupported"),
+        (AssertionError("Input shape indivisible by patch size!"), "unsupported"),
         (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "failed"),
         (RuntimeError("CUDA error: unknown error"), "failed"),  # of a card that is lost
         (RuntimeError("Cache thrashing is happening, please set the environment variable MLX_CUDA_GRAPH"), "failed"),

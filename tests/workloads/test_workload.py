@@ -15,20 +15,6 @@ from mlp_benchmark import hidden_widths, mlp_counts
 from transformer_benchmark import ENCODERS, encoder_counts
 
 
-def describe_image(model, size):
-    return image_workload(read_settings("image", {"MODEL": model, "IMAGE_SIZE": size}))
-
-
-@pytest.mark.parametrize(
-    ("model", "good", "bad"),
-    [("vit_h_14", "518", "256"), ("maxvit_t", "448", "256"), ("alexnet", "63", "62"), ("inception_v3", "75", "74")],
-)
-def test_an_image_size_that_a_model_cannot_have_is_refused(model, good, bad):
-    assert describe_image(model, good).sizes.side == int(good)
-    with pytest.raises(SettingError, match=f"IMAGE_SIZE='{bad}' .*{model}"):
-        describe_image(model, bad)
-
-
 @pytest.mark.parametrize(
     ("command", "asked", "model"),
     [
@@ -62,7 +48,8 @@ def test_a_name_of_two_models_is_refused():
 
 
 def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
-    assert [describe_image("vit_b_16", size).parameters for size in ("224", "256")] == [86_567_656, None]
+    sizes = (read_settings("image", {"MODEL": "vit_b_16", "IMAGE_SIZE": side}) for side in ("224", "256"))
+    assert [image_workload(settings).parameters for settings in sizes] == [86_567_656, None]
 
 
 def test_an_mlp_name_gives_its_layers():
