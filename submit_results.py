@@ -43,7 +43,7 @@ KEY = itemgetter(*WORK, "elapsed_seconds")  # agree in rows of the same quantity
 OF_A_PROCESS = itemgetter("run_id", "process", "status", *WORK, "elapsed_seconds")  # no two rows agree in all of these
 
 
-def find_faults(row, machine, names=(), is_named_after_chip=False, stored=()):
+def find_faults(row, machine, names=(), is_named_after_chip=False):
     """Yield (column, reason and fix) for what is wrong with a row that can be read.
 
     Args:
@@ -75,7 +75,7 @@ def find_faults(row, machine, names=(), is_named_after_chip=False, stored=()):
     if row["status"] not in STATUSES:
         yield "status", f"must be one of {', '.join(STATUSES)}: {AGAIN}"
     if row["status"] == "ok":
-        yield from find_wrong_numbers(row, stored)
+        yield from find_wrong_numbers(row)
 
 
 def find_chip(row):
@@ -84,12 +84,8 @@ def find_chip(row):
         return name_chip(row)
 
 
-def find_wrong_numbers(row, stored=()):
-    """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0.
-
-    Args:
-        stored: rows; models on a CPU are compared with their peaks.
-    """
+def find_wrong_numbers(row):
+    """Yield what does not fit in the numbers of a result, or exceeds its devices. Unknown numbers count as 0."""
     numbers = {name: float(row[name] or 0) for name, column in COLUMNS.items() if column.holds in MEASURED}
     n = SimpleNamespace(**numbers)
     # The rate of NUM_IMAGES is that of all of them, and a whole epoch has no windows.
@@ -112,7 +108,7 @@ def find_wrong_numbers(row, stored=()):
     rounding = ROUNDING if row["rates"] else 1e-3  # rates of processes have four digits
     if rates and not by_totals and not min(rates) * (1 - rounding) <= n.throughput <= max(rates) * (1 + rounding):
         yield "throughput", f"must be within the rates of its turns or processes: {AGAIN}"
-    if peaks.is_implausible(row | numbers, stored):
+    if peaks.is_implausible(row | numbers):
         fix = "remove the row; if it is right, add the chip to bench/records/peaks.csv or open an issue"
         yield "throughput", f"is more than such a chip can do: {fix}"
 
@@ -165,14 +161,13 @@ def check_file(repository, path, names=()):
     stored = [line.row for line in before]
     machine = PurePosixPath(path).stem
     is_named_after_chip = machine in map(find_chip, stored)
-    readable = [line.row for line in lines if not line.fault]
     added = {line.row["commit"] for line in lines[len(before) :]}
     commits = {commit: repository.find_fault(commit) for commit in added}
     faults = []
     known = {OF_A_PROCESS(row) for row in stored}
     for place, (line, old) in enumerate(zip_longest(lines, stored), 2):
         if old is None:
-            found = find_faults(line.row, machine, names, is_named_after_chip, readable)
+            found = find_faults(line.row, machine, names, is_named_after_chip)
             key = OF_A_PROCESS(line.row)
             is_twice = line.row["process"] and key in known
             twice = ("process", f"is there twice for this run and work: {AGAIN}") if is_twice else None

@@ -66,7 +66,7 @@ BAD = [
     ([], {"throughput": 100, "throughput_low": 100.1}),
     ([PIPELINE], {"throughput": 100}),
     ([DECODE], {"bandwidth": 20}),
-    ([H200], {"throughput": 100, "tflops": 320, "flops_per_item": 3.2e12}),  # more than 67 x 1.3 x 2.25
+    ([H200], {"throughput": 100, "tflops": 500, "flops_per_item": 5e12}),  # more than 67 x 1.3 x 5.06
     ([], {"timestamp": "2099-01-01T00:00:00+00:00"}),
     ([], {"device_name": "NVIDIA H200"}),  # which is not a CPU
     ([], {"status": "fine"}),
@@ -196,16 +196,6 @@ def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, cha
     assert where in line
     assert "\n" not in line
     assert len(line) < 400
-
-
-@pytest.mark.parametrize(("flops", "count"), [(2e11, 0), (1e11, 1)])
-def test_a_model_of_a_cpu_that_is_far_above_its_peak_is_refused(repository, flops, count):
-    """Its 2.4 TFLOP/s are twice, and then four times, what the best matmul of the file reaches."""
-    peak = MULTIPLY | {"model": "matmul-peak", "flops_per_item": flops, "tflops": 1.25 * flops / 2e11}
-    write(repository, {}, peak, {"seed": 1})
-    _, problems = check(repository)
-    assert len(problems) == count
-    assert all("line 4: throughput=" in line for line in problems)
 
 
 PASSWD = Path("/etc/passwd")

@@ -6,23 +6,15 @@ import math
 from pathlib import Path
 
 from bench.records.columns import DISTURBING
-from bench.settings import WORKLOADS, unmixed
+from bench.settings import unmixed
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
-# No CPU has a specification in the file. Its limits are several times what the fastest ones reach: a core with AMX has
-# 4 TFLOP/s in bfloat16 and twice that in int8, one with AVX-512 0.3 in float32; caches of a server read at 3 TB/s.
-CPU_TFLOPS = {"float32": 2.0, "float64": 2.0}  # for each logical CPU
-CPU_TFLOPS_OF_FEWER_BITS = 16.0
-CPU_BANDWIDTH = 6000.0  # GB/s
-FASTER_THAN_STORED = 3.0  # than the stored peaks of the same CPU, in `make submit`
-# A row's FLOPs are those of the direct convolution. For 36 of its multiplications Winograd's F(2x2, 3x3) needs 16
-# (section 4.1 of https://arxiv.org/abs/1509.09308); MLX on Metal has F(6x6, 3x3), which needs 64 for 324.
-WINOGRAD = 36 / 16
-WINOGRAD_MLX = 324 / 64
+# A row's FLOPs are those of the direct convolution. Winograd's needs fewer multiplications: 16 for 36 in F(2x2, 3x3)
+# (section 4.1 of https://arxiv.org/abs/1509.09308), 64 for 324 in F(6x6, 3x3), the largest that a framework has: MLX.
+WINOGRAD = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
-LARGE_BYTES = 2**29  # of a step: twice the largest last cache that many CPUs have
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
 
 
@@ -41,44 +33,21 @@ def chip_peaks():
     return known_peaks
 
 
-def is_implausible(row, stored=()):
-    """Return whether a row, a dict of numbers, is faster than its devices can be.
-
-    A CPU has fixed limits. `make submit` also holds its models to the `stored` rows, dicts of text.
-    """
-    tflops, bandwidth = limits_of_cpu(row, stored) if row["device"] == "cpu" else limits_of_gpus(row)
+def is_implausible(row):
+    """Return whether a row, a dict of numbers, is faster than its GPUs can be; nobody knows that of a CPU."""
+    if row["device"] == "cpu":
+        return False
+    tflops, bandwidth = limits_of_gpus(row)
     moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
     return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
-
-
-def limits_of_cpu(row, stored):
-    """Return the most TFLOP/s and GB/s that a CPU is believed to reach.
-
-    A model may reach FASTER_THAN_STORED times what matmuls and copies did, on the same chip in the same framework with
-    at least as many threads: it may compute 16 bits in float32, and read at any rate what fits into a cache.
-    """
-    tflops = int(row["cpu_count"] or 1) * CPU_TFLOPS.get(row["precision"], CPU_TFLOPS_OF_FEWER_BITS)
-    bandwidth = CPU_BANDWIDTH
-    if row["workload"] in WORKLOADS:
-        peers = (each for each in stored if int(each["num_threads"] or 0) >= int(row["num_threads"] or 0))
-        reached = measured_peaks(each for each in peers if each["framework"] == row["framework"])
-        chip = chip_of(row)
-        peaks = [reached.get((*chip, name)) for name in (unmixed(row["precision"] or ""), "float32")]
-        if known := [peak for peak in peaks if peak]:
-            tflops = min(tflops, FASTER_THAN_STORED * max(known))
-        if (row.get("bytes_per_step") or 0) > LARGE_BYTES:
-            bandwidth = min(bandwidth, FASTER_THAN_STORED * reached.get((*chip, "bandwidth"), math.inf))
-    return tflops, bandwidth
 
 
 def limits_of_gpus(row):
     """Return the most TFLOP/s and GB/s that a row's GPUs can reach together.
 
     A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
-    that was measured as TF32 has TF32's.
-    Networks with convolutions may be faster by Winograd's factor, on a Mac by MLX's, as nobody knows that of Apple.
+    that was measured as TF32 has TF32's. Winograd's convolutions may be faster, but tensor cores compute none.
     """
-    is_mac = row["device"] == "mps"
     is_float32 = row["precision"] == "float32"
     is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
 
@@ -87,8 +56,8 @@ def limits_of_gpus(row):
         return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
 
     tflops = limit("tf32" if is_tf32 else unmixed(row["precision"] or ""))
-    if row.get("workload") in CONVOLUTIONS and (is_float32 or is_mac):
-        tflops *= WINOGRAD_MLX if is_mac else WINOGRAD
+    if row.get("workload") in CONVOLUTIONS and (is_float32 or row["device"] == "mps"):
+        tflops *= WINOGRAD
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
     return devices * tflops, devices * limit("bandwidth", row.get("rated_bandwidth"))
 
