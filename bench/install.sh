@@ -75,14 +75,6 @@ case $requirements:$gpu in
         requirements=$venv.txt ;;
     *:cpu | *:hip | *:xpu) [ ! -e "$cpu" ] || requirements=$cpu ;;
 esac
-constraints=
-case $requirements:$card in
-    requirements-cuda.txt:*) ;; # its build for CUDA 12.6 has its own cuDNN
-    *"capability "[56].* | *"capability 7."[0-4])
-        # cuDNN for CUDA 12 has no kernels for these cards since 9.11. uv would choose a newer one.
-        constraints=$venv.constraints.txt
-        echo "nvidia-cudnn-cu12<9.11" >"$constraints" ;;
-esac
 
 if ! has uv; then
     say "fetching uv into .uv"
@@ -105,7 +97,7 @@ works || stop "$(fold "$why")"
 
 quiet=--quiet
 [ ! -t 2 ] || quiet=  # a terminal shows the progress
-into="--python $venv/bin/python${overrides:+ --override $overrides}${constraints:+ --constraint $constraints}"
+into="--python $venv/bin/python${overrides:+ --override $overrides}"
 
 # Install with these options of uv; says in one line why it cannot.
 try() {

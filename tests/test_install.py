@@ -38,10 +38,10 @@ PYTHON = '#!/bin/sh\ncase "$*" in *torch.version.{built_for}\\)*) exit 0 ;; *tor
 TOOLS = ("sh", "awk", "cat", "cp", "grep", "mkdir", "rm", "sed", "tr", "xargs")
 
 TORCH, JAX, TENSORFLOW = "requirements-cuda.txt", "requirements/jax.txt", "requirements/tensorflow.txt"
-MLX, OLD_CUDNN = "requirements/mlx.txt", "--constraint .venv.constraints.txt"
+MLX = "requirements/mlx.txt"
 PYPI, CPU, AUTO = f"-r {TORCH}", f"--torch-backend=cpu -r {TORCH}", f"--torch-backend=auto -r {TORCH}"
 CU126 = f"--override requirements/torch-cuda12.txt --torch-backend=cu126 -r {TORCH}"
-H200, A100, RTX_5090, V100 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0", "535.104.05, 7.0"
+H200, A100, RTX_5090 = "580.159.03, 9.0", "550.54.14, 8.0", "570.86.10, 12.0"
 TWO = "550.54.14, 12.0\n550.54.14, 8.0"
 BUILT_IN, ARC = ("0000:00:02.0", "0x8086"), ("0000:03:00.0", "0x8086")
 
@@ -79,7 +79,6 @@ MACHINES = {
     "Intel's built-in graphics": ({"displays": [BUILT_IN]}, 0, CPU, "cpu"),
     "JAX, driver 580": ({"cards": H200, "file": JAX}, 0, f"-r {JAX}", JAX),
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
-    "JAX, a V100": ({"cards": V100, "file": JAX}, 0, f"{OLD_CUDNN} -r .venv.txt", ".venv.txt"),
     "MLX, a T4": ({"cards": "580.95.05, 7.5", "file": MLX}, 0, f"-r {MLX}", MLX),
     "MLX, driver 550.127": ({"cards": "550.127.05, 8.0", "file": MLX}, 0, "-r .venv.txt", ".venv.txt"),
     "MLX, driver 535": ({"cards": "535.104.05, 8.0", "file": MLX}, 2, None, "driver 550.54.14 USE_GPU=0"),
