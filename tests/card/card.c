@@ -18,7 +18,7 @@ struct event { struct card *card; long number; };
 static pthread_mutex_t mutex = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 static struct block *blocks;
 static struct card cards[8];
-static int count, is_capturing;
+static int count;
 static __thread int current;
 static __thread Error last_error;
 Error card_broken;  // what every call returns from now on
@@ -47,8 +47,7 @@ Error cudaGetLastError(void) { Error error = last_error; return last_error = cud
 Error cudaPeekAtLastError(void) { return last_error; }
 const char *cudaGetErrorName(Error error) { return "an error"; }
 const char *cudaGetErrorString(Error error) {
-  return error == cudaErrorDevicesUnavailable ? "CUDA-capable device(s) is/are busy or unavailable"
-       : error == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "unknown error";
+  return error == cudaErrorIllegalAddress ? "an illegal memory access was encountered" : "unknown error";
 }
 
 // What the host waits for
@@ -88,8 +87,6 @@ Error cudaEventRecord(struct event *event, void *stream) {
 }
 Error cudaEventRecordWithFlags(struct event *event, void *stream, int flags) { return cudaEventRecord(event, stream); }
 Error cudaEventSynchronize(struct event *event) { return event->card ? wait_for(event->card, event->number) : 0; }
-// So long that Inductor tries each of its kernels once.
-Error cudaEventElapsedTime(float *milliseconds, void *start, void *end) { return *milliseconds = 100, cudaSuccess; }
 Error cudaEventQuery(struct event *event) {
   return event->card && event->card->done < event->number ? cudaErrorNotReady : cudaSuccess;
 }
@@ -153,15 +150,14 @@ Error cudaPointerGetAttributes(struct cudaPointerAttributes *found, char *pointe
   return cudaSuccess;
 }
 
-// Kernels: one that card.py does not compute is an error. With CARD_COMPILES it does nothing, and graphs are recorded.
+// Kernels: one that card.py does not compute is an error.
 
-int card_nothing(void) { return getenv("CARD_COMPILES") ? 0 : cudaErrorNoKernelImageForDevice; }
+int card_nothing(void) { return cudaErrorNoKernelImageForDevice; }
 int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active) { return !(*active = 1); }
 Error cudaGetDriverEntryPointByVersion(const char *name, void **call, unsigned version, long flags, int *status) {
   *call = strcmp(name, "cuDevicePrimaryCtxGetState") ? (void *)card_nothing : (void *)cuDevicePrimaryCtxGetState;
   return status ? *status = 0 : 0;
 }
-int cuFuncGetAttribute(int *value, int attribute, void *function) { return *value = attribute ? 0 : 1024, 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
   switch (attribute) {
     case cudaDevAttrWarpSize: return *value = 32, 0;
@@ -171,9 +167,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
   }
 }
 Error cudaDeviceGetAttribute(int *value, int attribute, int device) { return cuDeviceGetAttribute(value, attribute, device); }
-Error cudaStreamIsCapturing(void *stream, int *status) { return *status = is_capturing, cudaSuccess; }
-Error cudaStreamGetCaptureInfo(void *stream, int *status) { return *status = is_capturing, cudaSuccess; }
-Error cudaStreamBeginCapture(void) { return is_capturing = 1, cudaSuccess; }
-Error cudaStreamEndCapture(void *stream, void **graph) { return is_capturing = 0, *graph = blocks, cudaSuccess; }
+Error cudaStreamIsCapturing(void *stream, int *status) { return *status = 0, cudaSuccess; }
+Error cudaStreamGetCaptureInfo(void *stream, int *status) { return *status = 0, cudaSuccess; }
 #define DONE(name) Error name(void) { return cudaSuccess; }
 DONE(cudaEventDestroy) DONE(cudaStreamDestroy) DONE(cudaStreamWaitEvent) DONE(cudaThreadExchangeStreamCaptureMode)

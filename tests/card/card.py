@@ -8,7 +8,6 @@ single numbers, and nothing has ended before the host waits for it.
 """
 
 import ctypes
-import fcntl
 import os
 import sys
 
@@ -26,7 +25,6 @@ COPIES = ("copy_", "_to_copy")  # between devices: PyTorch's own code calls the 
 # What needs no kernel, besides views.
 PLAIN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "set_", "resize_", "record_stream")
 PLAIN += ("is_pinned", "_pin_memory", "is_same_size", "lift_fresh", "_local_scalar_dense")
-LOST, BUSY = 999, 46  # cudaErrorUnknown, cudaErrorDevicesUnavailable
 library = ctypes.CDLL(None)
 broken = ctypes.c_int.in_dll(library, "card_broken")
 
@@ -42,10 +40,6 @@ def on_cpu(tensor):
 
 class Kernels(TorchDispatchMode):
     """Computes the operators whose operands are on the card."""
-
-    @classmethod
-    def is_infra_mode(cls):
-        return True  # otherwise torch.compile() compiles nothing inside
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         options = options or {}
@@ -65,8 +59,6 @@ class Kernels(TorchDispatchMode):
             return operator(*arguments, **options)
         if wrong := {str(each.device) for each in tensors if each.ndim and each.device != device}:
             raise RuntimeError(f"Expected all tensors to be on the same device: {name} got {device} and {wrong}")
-        if not machines.list_cards():
-            broken.value = LOST
         held = {}
 
         def to_cpu(x):
@@ -95,17 +87,10 @@ def plug_in():
     """Give this process the cards that CUDA sees, and compute what its main thread does with them."""
     if _get_current_dispatch_mode_stack():
         return
-    cards = machines.list_cards()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(card["index"] for card in cards))
-    for card in [card for name in visible.split(",") for card in cards if name in (card["index"], card["uuid"])]:
-        name, memory = card.get("cuda_name", card["name"]).encode(), int(card["memory"].split()[0])
-        library.card_add(name, ctypes.c_long(memory), *map(int, card["capability"].split(".")))
-        if card.get("is_exclusive"):
-            lock = os.open(f"{os.environ['RESULTS_DIR']}.lock", os.O_CREAT)  # for as long as the process lives
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                broken.value = BUSY
+    cards = {name: card for card in machines.CARDS for name in (card["index"], card["uuid"])}
+    for card in [cards[name] for name in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")]:
+        memory = ctypes.c_long(int(card["memory.total"].split()[0]))
+        library.card_add(card["name"].encode(), memory, *map(int, card["compute_cap"].split(".")))
     torch.backends.cudnn.enabled = False  # its operators are not the CPU's
     for name in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)

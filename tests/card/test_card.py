@@ -19,7 +19,7 @@ def folder(tmp_path_factory):
 
 def run(folder, visible, *command, **settings):
     """Run Python on two cards: the second one is the first that CUDA may use."""
-    environ = machines.environ(folder, "two kinds", CUDA_VISIBLE_DEVICES=visible, **settings)
+    environ = machines.environ(folder, CUDA_VISIBLE_DEVICES=visible, **settings)
     done = subprocess.run([sys.executable, *command], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
