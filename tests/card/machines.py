@@ -73,7 +73,7 @@ def answer_nvml(pynvml):
 
 
 def plug_in_with(frameworks):
-    """Plug the cards in as soon as bench.frameworks loads PyTorch, and let meters wait for less than seconds."""
+    """Plug the cards in as soon as bench.frameworks loads PyTorch."""
     load = frameworks.load
 
     def load_and_plug_in(name):
@@ -81,10 +81,8 @@ def plug_in_with(frameworks):
         module = load(name)
         import pynvml
 
-        from bench.host import meters
         from tests.card import card
 
-        meters.ENERGY_SECONDS, meters.POLL_SECONDS = 0.2, 0.001
         answer_nvml(pynvml)
         card.plug_in()
         return module

@@ -9,7 +9,7 @@ import pytest
 from tests.card import machines
 
 pytestmark = pytest.mark.skipif(bool(machines.explain_missing()), reason=machines.explain_missing())
-IMAGES = {"RUNS": "1", "MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "MAX_SECONDS": "0.2"}
+IMAGES = {"RUNS": "1", "MODEL": "squeezenet1_1", "IMAGE_SIZE": "64", "BATCH_SIZE": "2", "MAX_SECONDS": "2.5"}
 
 
 @pytest.fixture(scope="module")
