@@ -197,6 +197,7 @@ def find_fault(row, is_published=False):
     is_ok = row["status"] == "ok" and not is_published
     needed = dict.fromkeys(("schema", "status", "machine"), True) | {
         "timestamp": not is_published,
+        **dict.fromkeys(("framework", "model", "device", "unit"), is_ok),
         "workload": is_ok or is_published,
         "throughput": is_ok or (is_published and not any(row[name] for name in VALUES)),
         "tflops": is_ok and row["model"] == "matmul-peak",
