@@ -144,7 +144,6 @@ BUGS = {
     ),
     "accept_items_that_are_wrong_at_one_place": Bug(PROOF, "if half and limit is not None:", "if False:", KNOWN),
     "accept_changed_weights": Bug(PROOF, "require(session.sum_weights() == session.initial", "require(True", TIMED),
-    "accept_unsteady_large_items": Bug(PROOF, "    if is_large:\n        order", "    if False:\n        order", TIMED),
     "accept_training_as_in_inference": Bug(PROOF, "if mark == marks[name]]", "if False]", TIMING),
     "accept_layers_without_a_gradient": Bug(
         PROOF, "missing := model.parts_without_gradient()", "missing := set()", TIMED
