@@ -8,7 +8,6 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
-from torch.func import functional_call
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -35,14 +34,6 @@ def in_bfloat16(module, *inputs, **others):
         return module(*inputs, **others).float()
 
 
-def with_11_bits(module, *inputs):
-    """Round as TF32 does."""
-    parts = {name: torch.frexp(weight) for name, weight in module.named_parameters()}
-    return functional_call(
-        module, {name: torch.ldexp((m * 2**11).round() / 2**11, e) for name, (m, e) in parts.items()}, inputs
-    )
-
-
 def double_the_gradient(module, *inputs):
     output = module(*inputs)
     return output.detach() + 2 * (output - output.detach())
@@ -54,15 +45,10 @@ def reverse_and_scale(module, *inputs, **others):
 
 COMPILERS = [
     (reverse_and_scale, "mlp", "inference", "bfloat16"),
-    (reverse_and_scale, "mlp", "training", "mixed_bfloat16"),
     (reverse_and_scale, "transformer", "training", "float32"),  # with dropout
     (reverse_and_scale, "llm", "decode", "bfloat16"),
-    (reverse_and_scale, "llm", "prefill", "bfloat16"),
     (in_bfloat16, "mlp", "training", "float32"),
-    (in_bfloat16, "llm", "training", "float32"),
-    (with_11_bits, "mlp", "inference", "float32"),
     (double_the_gradient, "mlp", "training", "float32"),
-    (double_the_gradient, "mlp", "training", "bfloat16"),
 ]
 
 
@@ -95,8 +81,6 @@ def without_scale(right, *operands, **others):
 WRONG = [
     ("conv2d", centre_only, "image", "inference"),
     ("linear", in_bfloat16, "mlp", "inference"),
-    ("linear", in_bfloat16, "mlp", "training"),
-    ("linear", in_bfloat16, "llm", "decode"),
     ("scaled_dot_product_attention", without_scale, "transformer", "inference"),
 ]
 
@@ -110,49 +94,9 @@ def test_an_operator_of_float32_on_a_cpu_that_is_wrong_is_refused(monkeypatch, n
 
     session = open_session(script, phase, USE_GPU="0")
     measure_and_prove(session)
-    assert session.proof.output_error < 2e-5
+    assert session.proof.output_error < 1e-4
     monkeypatch.setattr(functional, name, compute)
     refuses(lambda: measure_and_prove(open_session(script, phase, USE_GPU="0")), "float64")
-
-
-# Residual blocks that are left out in 16 bits; the vision transformer is a small one, which rounding hardly changes
-
-BLOCKS = {
-    "vit_b_16": ["encoder.layers.encoder_layer_11"],
-    "resnet18": ["layer1.0", "layer3.1"],
-    "resnet50": ["layer1.1", "layer2.3", "layer3.2", "layer3.5", "layer4.2"],
-    "regnet_x_400mf": ["trunk_output.block3.block3-1", "trunk_output.block4.block4-5"],
-    "mobilenet_v2": ["features.3", "features.9"],
-    "efficientnet_b0": ["features.3.1", "features.6.2"],
-}
-
-
-@pytest.mark.parametrize("model", BLOCKS)
-def test_a_residual_block_that_is_left_out_is_refused(monkeypatch, model):
-    infer, left_out = on_torch.Model.infer, []
-
-    def infer_without_block(self, *inputs):
-        blocks = {block: self.uncompiled.get_submodule(block) for block in left_out}
-        for block in blocks:
-            self.uncompiled.set_submodule(block, torch.nn.Identity())
-        output = infer(self, *inputs)
-        for block, module in blocks.items():
-            self.uncompiled.set_submodule(block, module)
-        return output
-
-    def prove_one():
-        session = open_session("image", "inference", MODEL=model, IMAGE_SIZE="64", PRECISION="bfloat16")
-        session.step()
-        session.refuse_wrong_result()
-
-    if model == "vit_b_16":
-        small = functools.partial(torchvision.models.VisionTransformer, 64, 8, 12, 2, 32, 64)
-        monkeypatch.setattr(torchvision.models, "get_model", lambda *name, **sizes: small())
-    monkeypatch.setattr(on_torch.Model, "infer", infer_without_block)
-    prove_one()
-    for block in BLOCKS[model]:
-        left_out[:] = [block]
-        refuses(prove_one, "differs from the CPU")
 
 
 # Pipelines: (the right batches) -> those of a cheat, or (a dataset, a place) -> the item of a cheat
@@ -160,15 +104,6 @@ def test_a_residual_block_that_is_left_out_is_refused(monkeypatch, model):
 
 def first_for_ever(batches):
     return itertools.repeat(next(batches))
-
-
-def second_for_ever(batches):
-    yield next(batches)
-    yield from itertools.repeat(next(batches))
-
-
-def sixteen_for_ever(batches):
-    return itertools.cycle([*itertools.islice(batches, 16)])
 
 
 def half_twice(batches):
@@ -180,10 +115,6 @@ def half_twice(batches):
 def black(batches):
     dark = (-torch.tensor(data.IMAGENET_MEAN) / torch.tensor(data.IMAGENET_STD))[:, None, None]
     return ((0 * images + dark, labels) for images, labels in batches)
-
-
-def noise(batches):
-    return ((torch.randn_like(images), labels) for images, labels in batches)
 
 
 def of_other_files(batches):
@@ -205,19 +136,19 @@ def keep_decoded():
     return decode
 
 
-def smaller(factor):
-    def decode(dataset, place):
-        image = Image.open(dataset.paths[place])
-        image.draft("RGB", [side // factor for side in image.size])
-        return dataset.transform(torch.from_numpy(np.array(image)).permute(2, 0, 1)), place % dataset.classes
-
-    return decode
+def decode_a_quarter(dataset, place):
+    image = Image.open(dataset.paths[place])
+    image.draft("RGB", [side // 4 for side in image.size])
+    return dataset.transform(torch.from_numpy(np.array(image)).permute(2, 0, 1)), place % dataset.classes
 
 
-BATCHES = (first_for_ever, second_for_ever, sixteen_for_ever, half_twice, black, noise, of_other_files)
-PIPELINES = [*itertools.product(BATCHES, ("inference", "training")), (upside_down, "inference")]
-DECODERS = [(keep_decoded(), "inference"), (keep_decoded(), "training")]  # nobody knows the cut of training
-DECODERS += [(smaller(2), "inference"), (smaller(4), "inference")]
+PIPELINES = [
+    (first_for_ever, "training"),
+    (half_twice, "inference"),
+    (black, "training"),
+    (of_other_files, "training"),
+    (upside_down, "inference"),
+]
 
 
 def take_and_check(phase, **environ):
@@ -233,19 +164,17 @@ def test_a_pipeline_that_does_not_deliver_its_files_is_refused(monkeypatch, chea
     refuses(lambda: take_and_check(phase), "pipeline")
 
 
-@pytest.mark.parametrize(("decode", "phase"), DECODERS)
-def test_a_pipeline_that_decodes_less_is_refused(monkeypatch, decode, phase):
+@pytest.mark.parametrize("decode", [keep_decoded(), decode_a_quarter])
+def test_a_pipeline_that_decodes_less_is_refused(monkeypatch, decode):
     monkeypatch.setattr(on_torch_images.JpegDataset, "__getitem__", decode)
-    refuses(lambda: take_and_check(phase), "pipeline")
+    refuses(lambda: take_and_check("inference"), "pipeline")
 
 
 @pytest.mark.parametrize(
     ("phase", "more"),
     [
-        ("inference", {}),
         ("inference", {"BATCH_SIZE": "1"}),
         ("inference", {"NUM_WORKERS": "2", "IMAGE_SIZE": "64"}),
-        ("training", {"BATCH_SIZE": "100"}),
         ("training", {"NUM_WORKERS": "2"}),
     ],
 )
@@ -253,7 +182,7 @@ def test_a_pipeline_that_delivers_its_files_passes(phase, more):
     take_and_check(phase, **more)
 
 
-@pytest.mark.parametrize("size", [32, 64, 224, 450])
+@pytest.mark.parametrize("size", [32, 224])
 def test_pictures_are_rounded_as_torchvision_does_it(tmp_path, size):
     """Seed 25 has a side that PIL's users round to another number of pixels."""
     for seed in (24, 25):
