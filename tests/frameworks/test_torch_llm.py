@@ -85,11 +85,9 @@ def test_training_moves_weights_in_16_bits_and_positions_stay_in_float32(precisi
     module, whole = session.model.uncompiled, torch.bfloat16 if precision == "bfloat16" else torch.float32
     assert {weight.dtype for weight in module.parameters()} == {whole}
     assert module.to(torch.bfloat16).decoder.model.rotary_emb.inv_freq.dtype == torch.float32
-    read = []
-    for _ in range(3):
-        session.step()
-        read.append(session.read())
-    assert len(set(read)) == 3
+    before = session.model.last_weight.detach().clone()
+    session.step()
+    assert not torch.equal(session.model.last_weight, before)
 
 
 # Weights and counts
@@ -110,13 +108,7 @@ def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(
     ("phase", "environ"),
-    [
-        ("prefill", {}),
-        ("decode", {}),
-        ("training", {}),
-        ("training", LORA),
-        ("forward", LORA),
-    ],
+    [("prefill", {}), ("decode", {}), ("training", {}), ("training", LORA), ("forward", LORA)],
 )
 def test_the_formulas_agree_with_the_counter(model, phase, environ):
     # Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
