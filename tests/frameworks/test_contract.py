@@ -130,7 +130,7 @@ WRONG = {
     "not_a_number": (False, proof.OUTPUT, lambda output: np.full_like(output, np.nan)),
     "no_gradient": (False, proof.LAST, lambda gradient: 0 * gradient),
     "doubled_gradient": (True, proof.LAST, lambda gradient: 2 * gradient),
-    "doubled_inner_gradient": (True, proof.FIRST, lambda gradient: 2 * gradient),
+    "doubled_first_gradient": (True, proof.FIRST, lambda gradient: 2 * gradient),
     "no_inner_gradient": (True, None, lambda gradient: 0 * gradient),
 }
 
@@ -138,8 +138,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
     """The device is wrong, and not the CPU that it is compared with."""
-    environ = {"MODEL": "mlp-64-64", "PRECISION": "bfloat16"}
-    assert_measured(open_session(**environ), 8)
+    assert_measured(open_session(MODEL="mlp-64-64"), 8)
     (needs_cpu, part, wrong), right, calls = WRONG[name], FRAMEWORK.Model.evaluate, itertools.count()
 
     def evaluate(*arguments, **options):
@@ -148,9 +147,9 @@ def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
         return parts if is_reference else parts | {wanted: wrong(parts[wanted])}
 
     monkeypatch.setattr(FRAMEWORK.Model, "evaluate", evaluate)
-    session = open_session(**environ) if needs_cpu else None
+    session = open_session(MODEL="mlp-64-64") if needs_cpu else None
     with pytest.raises(MeasurementError) as error:
-        measure_and_prove(session or open_session(**environ))
+        measure_and_prove(session or open_session(MODEL="mlp-64-64"))
     assert error.value.status == "wrong_output"
 
 
