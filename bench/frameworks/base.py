@@ -157,7 +157,6 @@ class DeviceContext(ABC):
     has_float64 = True  # whether the framework computes in float64 on a CPU, next to other precisions
     has_float64_convolutions = True
     proof: Proof  # of the session
-    note = ""  # of the framework, for a reader of its rows
 
     @staticmethod
     @abstractmethod
@@ -282,7 +281,7 @@ class DeviceContext(ABC):
 
     def notes(self):
         """Return what a reader of a row has to know, once the row is measured."""
-        return self.note
+        return ""
 
     def release(self):
         """Free what a closed session leaves behind."""

@@ -235,10 +235,3 @@ def test_another_group_size_than_it_says_is_refused(monkeypatch):
     monkeypatch.setattr(nn, "quantize", lambda module, size, bits, **how: right(module, size // 2, bits, **how))
     with pytest.raises(MeasurementError, match="groups"):
         open_llm("decode", WEIGHT_BITS="4")
-
-
-def test_a_row_of_quantised_experts_with_cuda_says_that_they_are_slow(monkeypatch):
-    environ = {"MODEL": "tiny-moe", "WEIGHT_BITS": "4"}
-    assert "4339" not in open_llm("prefill", **environ).context.notes()
-    monkeypatch.setattr(on_mlx, "choose_device", lambda use_gpu: "cuda")
-    assert "4339" in open_llm("prefill", **environ).context.notes()

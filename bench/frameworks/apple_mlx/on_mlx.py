@@ -22,7 +22,6 @@ from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
 from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
-SLOW_EXPERTS = "MLX multiplies quantised experts slowly in prefill with CUDA (ml-explore/mlx, issue 4339)"
 BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}
 OPTIMIZERS = {
     "sgd": optimizers.SGD,
@@ -123,8 +122,6 @@ class DeviceContext(base.DeviceContext):
         return Model(self, module, workload, is_trained)
 
     def build_cached(self, workload):
-        if self.device == "cuda" and self.weight_bits and workload.sizes.num_experts > 1:
-            self.note = SLOW_EXPERTS
         return on_mlx_llm.CachedModel(self, workload)
 
     def operator(self, name):

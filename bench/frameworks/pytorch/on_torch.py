@@ -366,8 +366,7 @@ class DeviceContext(base.DeviceContext):
     def notes(self):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
-        skipped = f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
-        return "; ".join(filter(None, [self.note, skipped]))
+        return f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
 
     def release(self):
         if self.compile:
