@@ -37,8 +37,8 @@ class Device:
         values: what is read after step i; by default something new each time.
     """
 
-    queue_steps, num_workers, prepare, may_repeat, queues_steps = None, 0, None, False, True
-    after_first_step = updates = checksum = trace_count = put_new_data = staticmethod(lambda *_: None)
+    queue_steps, num_workers, prepare, queues_steps = None, 0, None, True
+    after_first_step = updates = checksum = trace_count = staticmethod(lambda *_: None)
     marks = staticmethod(dict)
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5

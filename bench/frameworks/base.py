@@ -188,10 +188,6 @@ class DeviceContext(ABC):
     def put_operands(self, arrays):
         """Return an operator's operands on the device; integers as they are."""
 
-    def renew_operands(self, operands, arrays):
-        """Return an operator's operands with other numbers: in place, if the framework's arrays can change."""
-        return self.put_operands(arrays)
-
     @abstractmethod
     def sample(self, output, indices):
         """Return an operator's output at these indices (of channels first) as float64 in NumPy."""

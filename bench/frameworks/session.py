@@ -5,7 +5,6 @@ step() or train_epoch() of this file.
 """
 
 import difflib
-import functools
 import itertools
 import math
 import zlib
@@ -72,9 +71,7 @@ class BaseSession:
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
     stream: Stream | None = None  # where the batches come from; None: they are resident
-    make_batches: Callable | None = None  # (seed) -> resident batches; None: there are none
     refuse_wrong_result: Callable[[], None] = staticmethod(lambda: None)  # the proof after the windows
-    may_repeat = False  # whether last_result may be the same after different batches
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
 
     def __init__(self, context, batches):
@@ -83,9 +80,7 @@ class BaseSession:
         self.proof = context.proof
         self.batches = batches  # resident ones are on the device; a stream's are put there by each step
         if callable(batches):
-            self.make_batches = batches
-            self.known, *others = batches(context.seed)
-            self.batches = itertools.cycle([self.known, *others])
+            self.batches = itertools.cycle(batches(context.seed))
         elif isinstance(batches, Stream):
             self.stream = batches
             self.num_workers = batches.num_workers
@@ -148,18 +143,6 @@ class BaseSession:
         if self.stream and self.stream.check_pictures:
             self.stream.check_pictures([self.context.as_array(each) for each in batch] for batch in self.batches)
 
-    def put_new_data(self, number):
-        """Let the next step use data that no step has used; return False if no batches are resident.
-
-        Args:
-            number: how many calls came before. After the first, four steps on a known batch come first.
-        """
-        if self.make_batches:
-            new = next(iter(self.make_batches((self.context.seed, number + 1))))  # at another address
-            known = [self.known] * 4 if number else []
-            self.batches = itertools.chain(known, [new], itertools.repeat(self.known))
-        return bool(self.make_batches)
-
     def close(self):
         """Stop the workers and free the device's memory."""
         context = self.context
@@ -179,11 +162,9 @@ class OperatorSession(BaseSession):
     """A step is one operator on the next operands, called as users call it."""
 
     def __init__(self, context, workload):
-        self.make_sets = functools.partial(workload.make_batches, workload.items_per_step)
-        self.samples_of = workload.samples
-        sets = self.make_sets(context.seed)
-        self.sets = [(context.put_operands(operands), self.samples_of(operands)) for operands in sets]
-        super().__init__(context, itertools.cycle(self.sets))
+        sets = workload.make_batches(workload.items_per_step, context.seed)
+        sets = [(context.put_operands(operands), workload.samples(operands)) for operands in sets]
+        super().__init__(context, itertools.cycle(sets))
         self.rounding = context.proof.measured_precision
         if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
             self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
@@ -204,21 +185,6 @@ class OperatorSession(BaseSession):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
         proof.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
-
-    def refuse_wrong_result(self):
-        self.check_last_step()  # that of put_new_data()
-
-    def put_new_data(self, number):
-        """Give one set of operands new numbers, where arrays can change at the same address, and use it next.
-
-        An output that is kept for known operands, or for their addresses, is then old: too fast, or wrong.
-        """
-        new = next(iter(self.make_sets((self.context.seed, number + 1))))
-        operands, _ = self.sets[0]
-        self.sets[0] = self.context.renew_operands(operands, new), self.samples_of(new)
-        known = self.sets[1]
-        self.batches = itertools.chain([known] * 4 if number else [], [self.sets[0]], itertools.repeat(known))
-        return True
 
 
 class ModelSession(BaseSession):
@@ -261,7 +227,7 @@ class ModelSession(BaseSession):
 
     def free(self):
         """Free the batches, and what only training needs: the reference needs memory."""
-        self.batches, self.known, self.last_result = iter(()), None, None
+        self.batches, self.last_result = iter(()), None
 
 
 class Inference(ModelSession):
@@ -304,8 +270,6 @@ class Inference(ModelSession):
 class Training(ModelSession):
     """A step is a whole step of training."""
 
-    may_repeat = True  # losses and weights round to one value in 16 bits
-
     def prove_before(self):
         self.initial = proof.evaluate_initial_weights(self)
 
@@ -331,7 +295,7 @@ class Training(ModelSession):
         proof.refuse_wrong_gradients(self)
 
     def free(self):
-        self.batches, self.known = iter(()), None
+        self.batches = iter(())
         self.model.free_optimizer()
 
 

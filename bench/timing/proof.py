@@ -8,26 +8,24 @@
     after the last window  each process      in training the optimizer counted every step; at least half of the weights
                                              moved (in 16 bits one), and BatchNorm's statistics and dropout's random
                                              numbers changed
-    then                   each process      in inference the last output is that of its step; of resident batches a
-                                             step on new data takes as long; a pipeline gives the pictures of its files
-                                             (bench/frameworks/session.py)
+    then                   each process      in inference the last output is that of its step; a pipeline gives the
+                                             pictures of its files (bench/frameworks/session.py)
                            the first one     the timed function on new data agrees with the reference
                            the later ones    their numbers agree with the first one's: the same outputs, in training
                                              those of the pair at the initial weights (so do those of end_to_end)
 
 The reference is another path of computation: the same weights on the CPU, in float64 for float32 there, otherwise in
 float32. It is made after the windows, so that the first process measures like the others; only EPOCHS are also compared
-before. Its inputs are two items that no step has used, chosen by the seed. In inference and
-prefill: one of the first half of a new batch, and one of the second half of this batch with its halves exchanged. In
-decode and training: one of each half of a new batch. The timed function computes them in a batch of the timed size. If
-two items take more than MAX_REFERENCE_FLOPS, a smaller pair takes their place, in inference uncompiled. Training is
-compared in evaluation mode: by the timed function if it computes the same in this mode, else (dropout, BatchNorm, and
-in JAX, TensorFlow and MLX) by another one, which is compiled if the timed one is. Nothing else is compiled for the
-proof.
+before. Its inputs are two items that no step has used, chosen by the seed. In inference and prefill: one of the first
+half of a new batch, and one of the second half of this batch with its halves exchanged. In decode and training: one of
+each half of a new batch. The timed function computes them in a batch of the timed size. If two items take more than
+MAX_REFERENCE_FLOPS, a smaller pair takes their place, in inference uncompiled. Training is compared in evaluation mode:
+by the timed function if it computes the same in this mode, else (dropout, BatchNorm, and in JAX, TensorFlow and MLX) by
+another one, which is compiled if the timed one is. Nothing else is compiled for the proof.
 
-What no check sees: a clock or a counter that lies; work that is right in the proof and wrong before it; items of a
-batch that are not compared and are wrong in the same way each time. The tests prove the rest: that the loss falls,
-that targets are shifted by one, that no token sees a later one.
+What no check sees: a clock or a counter that lies; work that is right in the proof and wrong before it, such as answers
+that are kept; items of a batch that are not compared and are wrong in the same way each time. The tests prove the rest:
+that the loss falls, that targets are shifted by one, that no token sees a later one.
 """
 
 import functools
@@ -37,7 +35,6 @@ import math
 import operator
 import os
 import resource
-import statistics
 from pathlib import Path
 
 import numpy as np
@@ -566,30 +563,6 @@ def refuse_stale_output(timed_output, fresh, limit):
         check_equal(
             fresh, timed_output, limit, "the last timed output differs from a fresh computation of the same step"
         )
-
-
-def refuse_kept_answers(job: Job, seconds):
-    """Raise MeasurementError unless a step on data that was never used takes as long as the timed ones: `seconds`.
-
-    It is `work_skipped` if answers are kept, `constant_output` if the data is ignored. After the first try, because the
-    machine may have become slower, the step is compared with two on known data just before it.
-    """
-    session = job.session
-    allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(job)
-    for tries in range(MOST_TRIES):
-        if not session.put_new_data(tries):
-            return
-        if tries:
-            seconds = statistics.fmean([timed(session, job.clock, 1) for _ in range(4)][2:])
-        before = session.read()
-        new = timed(session, job.clock, 1)
-        repeats = session.read() == before and not session.may_repeat
-        if new <= MAX_SKIPPED_RATIO * seconds + allowed and not repeats:
-            return
-    if repeats:
-        raise MeasurementError("constant_output", "steps on different data gave the same output")
-    reason = f"a step takes {seconds * 1e3:.3g} ms, but {new * 1e3:.3g} ms on data that was never used"
-    raise MeasurementError("work_skipped", reason)
 
 
 def refuse_changed_weights(session):

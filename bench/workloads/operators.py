@@ -38,8 +38,7 @@ def operator(model, shapes, samples, *, product=None, columns=(), pool=data.norm
         samples=samples,
         columns=columns,
         make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pool),
-        # An upper limit: normal numbers are float32. Once, one set more has the new numbers.
-        resident_bytes=4 * (sets + 1) * numbers,
+        resident_bytes=4 * sets * numbers,  # an upper limit: normal numbers are float32
         **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
     )
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bench.frameworks import base
-from bench.frameworks.pytorch import on_torch, on_torch_images, on_torch_llm
+from bench.frameworks.pytorch import on_torch_images
 from bench.records.combine import combine, convert
 from bench.timing import MeasurementError, proof
 from bench.workloads import operators
@@ -152,66 +152,6 @@ def test_a_device_that_computes_only_what_is_read_is_refused(run):
     sim.is_lazy, sim.seconds, sim.host_seconds = True, lambda operator: 0.01 if operator == "linear" else 1e-5, 5e-4
     (row,) = run()
     assert row["status"] == "work_skipped"
-
-
-# Cheats: (the usual method, the number of its call, the model, its arguments) -> what the method returns instead
-
-
-def keep_answers():
-    """Compute the answers for the first four inputs once."""
-    answers = {}
-
-    def infer(usual, call, model, *inputs):
-        key = inputs[0].held.numpy().tobytes()
-        answer = answers[key] + 0 if key in answers else usual(model, *inputs)
-        return answers.setdefault(key, answer) if len(answers) < 4 else answer
-
-    return infer
-
-
-def one_answer():
-    answers = []
-
-    def infer(usual, call, model, *inputs):
-        answers.append(usual(model, *inputs))
-        return answers[0] + 0 * answers.pop() if answers[1:] else answers[0] + 0
-
-    return infer
-
-
-def stop_learning(usual, call, model):
-    model.optimizer.param_groups[0]["lr"] *= call < 3
-    usual(model)
-
-
-def train_the_last_layer(usual, call, model):
-    for weight in model.trained_weights()[:-2]:
-        weight.grad = None
-    usual(model)
-
-
-INFERENCE, TRAINING = {"PHASE": "inference"}, {"PHASE": "training", "MODEL": "mlp-16-16"}
-CHEATS = {
-    "kept answers": ("infer", keep_answers, INFERENCE),
-    "one answer for all": ("infer", one_answer, INFERENCE),
-    "kept answers for prompts": ("extend", keep_answers, {"name": "llm", "PHASE": "prefill"}),
-    "learning stops": ("update", lambda: stop_learning, TRAINING),
-    "the last layer": ("update", lambda: train_the_last_layer, TRAINING),
-    "one backward of four": ("backward", lambda: lambda usual, call, model: call % 4 or usual(model), TRAINING),
-}
-
-
-@pytest.mark.parametrize("name", CHEATS)
-def test_work_that_is_left_out_is_refused(run, monkeypatch, name):
-    method, cheat, work = CHEATS[name]
-    owner = on_torch_llm.CachedModel if method == "extend" else on_torch.Model
-    cheat, usual, calls = cheat(), getattr(owner, method), itertools.count()
-    monkeypatch.setattr(owner, method, lambda model, *given: cheat(usual, next(calls), model, *given))
-    # What a cheat still does takes long enough for a second to be few steps.
-    others = dict.fromkeys(("add", "_fused_sgd_"), 0.0075)
-    sim.seconds = lambda operator: 0.030 if operator in MATMULS else others.get(operator, 1e-6)
-    (row,) = run(**work)
-    assert row["status"] == ("constant_output" if name == "one answer for all" else "work_skipped")
 
 
 def test_operands_of_two_devices_are_refused():

@@ -98,12 +98,9 @@ BUGS = {
     # The checks
     "never_compare_single_steps": Bug(PROOF, "    if steps == 1:\n        return\n", "    return\n", TIMING),
     "never_read_all_outputs": Bug(PROOF, "session.can_keep_outputs()", "False", TIMING),
-    "accept_a_constant_output": Bug(PROOF, " and not repeats:", ":", KNOWN),
-    "accept_kept_answers": Bug(PROOF, "if new <= MAX_SKIPPED_RATIO * seconds + allowed and", "if", KNOWN),
     "let_one_disturbed_window_excuse_all": Bug(PROOF, "tries >= LEAST_TRIES and ", "", TIMING),
     "ignore_the_optimizers_count": Bug(PROOF, "if updates is not None and (", "if False and (", TIMING),
     "accept_most_weights_that_do_not_move": Bug(PROOF, "moved < len(weights) / 2", "moved < 1", TIMING),
-    "count_steps_without_gradients": Bug(TORCH, "any(w.grad is not None for", "any(True for", KNOWN),
     "tf32_as_float32": Bug(PROOF, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_float32_of_fewer_bits": Bug(PROOF, "        if computed not in (exact", "        if () in (exact", WRONG),
     "ignore_changed_threads": Bug(
@@ -132,7 +129,6 @@ BUGS = {
     "accept_pictures_that_are_kept": Bug(JPEG, "        os.replace(copy, path)\n", "        pass\n", WORK),
     "accept_any_colours": Bug(JPEG, "MAX_COLOUR_DISTANCE = 0.15", "MAX_COLOUR_DISTANCE = 1.0", WORK),
     "accept_a_picture_several_times": Bug(JPEG, "LEAST_DIFFERENT = 0.6", "LEAST_DIFFERENT = 0.0", WORK),
-    "accept_kept_outputs_of_an_operator": Bug(TORCH, "[old.copy_(new) for", "[old for", OPERATORS),
     "tf32_as_float32_in_an_operator": Bug(PROOF, "(2 if name in", "(10 if name in", OPERATORS),
     "accept_another_last_output": Bug(PROOF, "    if np.isfinite(timed_output).all():", "    if False:", CHECKS),
     # The proof after the windows

@@ -123,13 +123,6 @@ def test_a_busy_machine_hides_no_skipped_step():
     assert (refused[1], refused[2] > 80) == (0, True)
 
 
-def test_a_clock_that_falls_while_new_data_is_made_skips_nothing():
-    fake = Gpu(0.002, 0.001)
-    fake.put_new_data = lambda number: setattr(fake.clock, "now", fake.clock.now + 1) or True
-    proof.refuse_kept_answers(Job(fake, 1, 3.0, clock=fake.clock), 0.002)
-    assert fake.steps == 1 + 5  # at the second try
-
-
 def test_a_clock_that_is_too_coarse_for_a_window_is_unsupported(monkeypatch):
     about = SimpleNamespace(get_clock_info=lambda name: SimpleNamespace(resolution=0.004))
     monkeypatch.setattr(measure_module, "time", about)

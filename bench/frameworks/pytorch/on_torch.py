@@ -319,9 +319,6 @@ class DeviceContext(base.DeviceContext):
     def put_operands(self, arrays):
         return [self.put_array(each, torch.channels_last) for each in arrays]
 
-    def renew_operands(self, operands, arrays):
-        return [old.copy_(new) for old, new in zip(operands, self.put_operands(arrays), strict=True)]
-
     def put_array(self, array, format_of_images, in_background=False):
         array = torch.as_tensor(array)
         dtype = self.dtype if array.is_floating_point() else array.dtype
