@@ -78,21 +78,3 @@ def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):
     pretend(monkeypatch, "xpu")
     with pytest.raises(SettingError, match=r"NUM_DEVICES='2'.*xpu"):
         on_torch.find_device(read_settings("mlp", {"NUM_DEVICES": "2"}))
-
-
-@pytest.mark.parametrize(
-    ("device", "has_convolutions", "least"), [("cuda", True, 0.02), ("mps", True, 0.3), ("mps", False, 0.02)]
-)
-def test_images_in_16_bits_on_mps_may_be_as_wrong_as_winograd_makes_them(device, has_convolutions, least):
-    context = open_session("mlp", "inference", PRECISION="bfloat16", USE_GPU="0").context
-    context.proof.device, context.proof._probe_once = device, lambda context, name: "bfloat16"
-    context.proof.measure_precision(context, has_convolutions)
-    assert context.proof.least_limit == least
-
-
-@pytest.mark.parametrize(("device", "spread"), [("cuda", 2**-17), ("mps", 0)])
-def test_the_limit_in_float32_follows_from_the_model_except_on_mps(device, spread):
-    context = open_session("mlp", "inference", USE_GPU="0").context
-    context.proof.device, context.proof._probe_once = device, lambda context, name: "float32"
-    context.proof.measure_precision(context, True)
-    assert context.proof.spread == spread
