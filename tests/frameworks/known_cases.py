@@ -12,7 +12,6 @@ from bench.frameworks import base
 from bench.frameworks.pytorch import on_torch_images
 from bench.records.combine import combine, convert
 from bench.timing import MeasurementError, proof
-from bench.workloads import operators
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import Opener
 from tests.timing.test_measure import Pipeline
@@ -179,15 +178,6 @@ def test_a_step_waits_for_nothing(script, phase, precision):
     assert sim.reads == before
     session.read()
     assert sim.reads == before + 1
-
-
-def test_operators_run(monkeypatch):
-    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
-    works = [operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]
-    for workload in works + [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]:
-        session = open_session.operator(workload)
-        session.step()
-        assert session.read() > 0
 
 
 def let_be_wrong(name, factor=1, before=lambda x: x):
