@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from bench import processes
+from bench.frameworks import FOLDERS
 from bench.host import meters
 from bench.settings import is_used_in
 from llm_benchmark import DECODERS
@@ -33,14 +34,8 @@ def tiny_decoders(monkeypatch):
     """Add the tiny decoders to the models of llm_benchmark.py."""
     for name, decoder in TINY_DECODERS.items():
         monkeypatch.setitem(DECODERS, name, decoder)
-    if TESTED == "torch":
-        from bench.frameworks.pytorch import on_torch_llm
-
-        monkeypatch.setattr(on_torch_llm, "POOL_NUMBERS", 2**18)
-    if TESTED == "mlx":
-        from bench.frameworks.apple_mlx import on_mlx_llm
-
-        monkeypatch.setattr(on_mlx_llm, "POOL_NUMBERS", 2**18)
+    if TESTED in ("torch", "mlx"):
+        monkeypatch.setattr(f"bench.frameworks.{FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_NUMBERS", 2**18)
 
 
 @pytest.fixture(scope="module")

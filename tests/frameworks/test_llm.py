@@ -1,7 +1,5 @@
 """Language models, two layers deep, in each framework that has them: what a step computes, and what is refused."""
 
-import importlib
-
 import numpy as np
 import pytest
 
@@ -111,8 +109,8 @@ def test_a_token_gets_the_weighted_outputs_of_its_most_probable_experts():
 
 
 def test_experts_differ_and_keep_the_variance(monkeypatch):
-    llm = importlib.import_module(f"bench.frameworks.{frameworks.FOLDERS[TESTED]}.on_{TESTED}_llm")
-    monkeypatch.setattr(llm, "POOL_NUMBERS", 2**13)  # twice the numbers of an expert's matrix
+    # Twice the numbers of an expert's matrix
+    monkeypatch.setattr(f"bench.frameworks.{frameworks.FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_NUMBERS", 2**13)
     for experts in first_experts(open_experts())[1][1:]:
         assert len(np.unique(experts.reshape(8, -1), axis=0)) == 8
         assert 64 * experts.var() == pytest.approx(1, abs=0.1)
