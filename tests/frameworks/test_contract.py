@@ -62,7 +62,6 @@ def test_the_proof_leaves_the_weights_as_they_are(phase):
     session = open_session("image", phase)
     weights = [session.context.as_array(each) for each in session.model.trained_weights()]
     assert {each.flat[0] for each in weights if each.ndim == 1 and np.ptp(each) == 0} == {0, 1}  # of BatchNorm
-    session.takes_long = True  # then nothing is freed
     session.step()
     before = session.sum_weights()
     session.refuse_wrong_result()
