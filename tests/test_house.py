@@ -39,14 +39,14 @@ CEILINGS = {
     "doctor, packages": (190, "bench/*.py"),
     "check": (800, "bench/timing/proof.py"),
     "timing": (560, "bench/timing/*.py"),
-    "frameworks": (3290, "bench/frameworks/**/*.py"),
+    "frameworks": (3320, "bench/frameworks/**/*.py"),
     "host": (770, "bench/host/*.py"),
     "workloads": (610, "bench/workloads/*.py"),
     "records": (1520, "bench/records/*.py"),
     "plots": (1060, "bench/plots/*.py"),
     "page.js": (280, "bench/plots/page.js"),
     "checks/": (520, "checks/*.py"),
-    "tests/": (10_080, "tests/**/*.py"),
+    "tests/": (10_110, "tests/**/*.py"),
     "words of documents": (13_890, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}

@@ -39,6 +39,16 @@ def test_mixed_float16_scales_the_loss():
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
 
 
+def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
+    layers = open_session("image", "inference").model.keras_model._flatten_layers()
+    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
+    assert len(norms) > 2
+    for norm in norms:
+        assert not np.any(norm.moving_mean)
+        assert len(np.unique(norm.moving_variance)) == 1
+        assert norm.moving_variance[0] not in (0, 1)
+
+
 def copy_image(model, torch):
     for layer in model.layers:
         if isinstance(layer, keras.layers.Conv2D):

@@ -26,6 +26,16 @@ def count_pending(*trees):
     return graph.getvalue().count("[label")
 
 
+def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
+    layers = open_session("image", "inference").model.module.modules()
+    norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm)]
+    assert len(norms) > 2
+    for norm in norms:
+        assert not mx.any(norm.running_mean).item()
+        assert mx.all(norm.running_var == norm.running_var[0]).item()
+        assert norm.running_var[0].item() not in (0, 1)
+
+
 # Lazy evaluation
 
 

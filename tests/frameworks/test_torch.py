@@ -29,6 +29,16 @@ from tests.frameworks.sessions import Opener, measure_and_prove
 open_session = Opener("torch")
 
 
+def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
+    module = open_session("image", "inference", USE_GPU="0").model.uncompiled
+    norms = [each for each in module.modules() if isinstance(each, on_torch.NORMS)]
+    assert len(norms) > 2
+    for norm in norms:
+        assert not norm.running_mean.any()
+        assert (norm.running_var == norm.running_var[0]).all()
+        assert norm.running_var[0] not in (0, 1)
+
+
 @pytest.mark.parametrize(
     ("script", "model"), [("mlp", "mlp-3000-1000"), ("transformer", "tiny-bert"), ("transformer", "tiny-distilbert")]
 )

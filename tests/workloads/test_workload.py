@@ -105,3 +105,13 @@ def test_a_forked_worker_leaves_the_files_of_its_parent(monkeypatch):
         os._exit(0)
     os.waitpid(worker, 0)
     assert os.path.exists(path)
+
+
+def test_images_have_a_brightness_and_a_colour_and_all_together_mean_0_and_variance_1():
+    workload = image_workload(read_settings("image", {"IMAGE_SIZE": "32"}))
+    images, _ = next(iter(workload.make_batches(500, 0)))
+    colours = images.mean((2, 3))
+    assert abs(images.mean()) < 0.05
+    assert images.var() == pytest.approx(1, abs=0.05)
+    assert colours.var() == pytest.approx(0.5, abs=0.05)
+    assert (images - colours[:, :, None, None]).var() == pytest.approx(0.5, abs=0.01)

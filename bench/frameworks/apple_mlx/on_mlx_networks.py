@@ -159,15 +159,21 @@ def leaves(tree):
 
 
 def calibrate(module, inputs):
-    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth."""
+    """Give each BatchNorm the mean 0 and one variance, the mean square of all its inputs.
+
+    With the initial statistics, activations explode or vanish with depth; with statistics for each channel, random
+    networks magnify rounding.
+    """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]
     for norm in norms:
         norm.momentum = 1.0
     if norms:
         module.train()(*inputs)
-        mx.eval(module.parameters())
     for norm in norms:
         norm.momentum = 0.1  # as in PyTorch
+        norm.running_var = mx.full(norm.running_var.shape, mx.mean(norm.running_var + norm.running_mean**2))
+        norm.running_mean = mx.zeros_like(norm.running_mean)
+    mx.eval(module.parameters())
 
 
 BUILDERS = {"image": build_image, "mlp": build_mlp, "transformer": lambda workload: Classifier(workload.sizes)}

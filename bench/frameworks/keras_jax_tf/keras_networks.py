@@ -304,10 +304,10 @@ def scale_residuals(model, factor):
 
 
 def calibrate(model, inputs):
-    """Set the BatchNorm statistics from one batch: with the initial ones, activations explode or vanish with depth.
+    """Give each BatchNorm the mean 0 and one variance, the mean square of all its inputs.
 
-    The mean stays 0 and the variance becomes the mean square. Random weights give all items similar features, and
-    without their common mean, layer after layer, rounding in 16 bits would grow to 30 % of a small image's output.
+    With the initial statistics, activations explode or vanish with depth; with statistics for each channel, random
+    networks magnify rounding.
     """
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
@@ -317,7 +317,8 @@ def calibrate(model, inputs):
         model(list(inputs), training=True)
     for norm in norms:
         norm.momentum = 0.9  # as in PyTorch
-        norm.moving_variance.assign(norm.moving_variance + norm.moving_mean**2)
+        square = ops.mean(norm.moving_variance + norm.moving_mean**2)
+        norm.moving_variance.assign(ops.full(norm.moving_variance.shape, square))
         norm.moving_mean.assign(0 * norm.moving_mean)
 
 

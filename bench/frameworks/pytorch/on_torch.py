@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch.nn import functional
-from torch.optim.swa_utils import update_bn
 
 from bench.frameworks import Device, base, refuse_old, session
 from bench.frameworks.pytorch import on_torch_diffusion, on_torch_llm, on_torch_ranks
@@ -31,6 +30,7 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+NORMS = torch.nn.modules.batchnorm._BatchNorm
 INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
 join_ranks = on_torch_ranks.Group
 
@@ -206,10 +206,29 @@ OPERATORS = {
 }
 
 
+@torch.no_grad()
+def calibrate(module, inputs):
+    """Give each BatchNorm the mean 0 and one variance, the mean square of all its inputs, layer after layer.
+
+    With the initial statistics, activations explode or vanish with depth. With statistics for each channel, random
+    networks magnify rounding: ResNet-50 in bfloat16 is wrong by 30 %, with these by less than 1 %.
+    """
+
+    def set_statistics(norm, inputs):
+        norm.running_mean.zero_()
+        norm.running_var.fill_(inputs[0].square().mean())
+
+    norms = [each for each in module.modules() if isinstance(each, NORMS)]
+    hooks = [each.register_forward_pre_hook(set_statistics) for each in norms]
+    if norms:
+        module.eval()(*inputs)
+    for hook in hooks:
+        hook.remove()
+
+
 def differs_in_training(module):
     """Return whether a module computes something else in training: BatchNorm, dropout, stochastic depth."""
-    norms = torch.nn.modules.batchnorm._BatchNorm
-    return any(isinstance(each, norms) or getattr(each, "p", 0) for each in module.modules())
+    return any(isinstance(each, NORMS) or getattr(each, "p", 0) for each in module.modules())
 
 
 def name_weights(module, workload):
@@ -278,9 +297,7 @@ class DeviceContext(base.DeviceContext):
         module = BUILDERS[workload.name](workload)
         if hasattr(module, "fill"):  # it was built without memory
             module.fill(self.device, self.dtype)
-        # With random weights and the initial statistics, activations explode or vanish with depth. All pairs
-        # at once, because BatchNorm would magnify the rounding errors of two items; such models have one input.
-        update_bn([torch.from_numpy(self.calibration_inputs(workload)[0])], module)
+        calibrate(module, map(torch.from_numpy, self.calibration_inputs(workload)))
         module = module.to(self.device, self.dtype, memory_format=self.format)
         return Model(self, module, workload, is_trained)
 
