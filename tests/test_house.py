@@ -46,7 +46,7 @@ CEILINGS = {
     "plots": (1060, "bench/plots/*.py"),
     "page.js": (280, "bench/plots/page.js"),
     "checks/": (520, "checks/*.py"),
-    "tests/": (10_110, "tests/**/*.py"),
+    "tests/": (10_150, "tests/**/*.py"),
     "words of documents": (13_890, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
