@@ -69,7 +69,7 @@ def find_published(environ, folder):
     if not typed or find_file(typed, folder):
         return []
     machines = published.group_published(frames.load(folder, warn).lines)
-    return machines[published.choose_name(typed, machines)] if published.find_names(typed, machines) else []
+    return machines.get(published.choose_name(typed, machines), [])
 
 
 def pair_lines(a, b, names):

@@ -314,7 +314,7 @@ def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
         session.check_last_step()
         session.check_pipeline()
         context.refuse_changed_switches(rig.device.num_threads)
-        if scope != "epoch":  # the last one is followed by the check of all
+        if scope != "epoch":  # epochs are compared once, after the last one
             rig.emit(work_cells(rig.settings, workload, scope) | {"status": processes.BEGUN, "note": "comparing"})
             session.refuse_wrong_result()
     notes = [session.proof.note, context.notes()]

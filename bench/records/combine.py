@@ -142,6 +142,7 @@ def ratio_of(row, base):
 
 
 def read_rates(row):
+    """Return the rates of a row's turns, or of the ten seconds of a sustained run; [] without any."""
     return [float(rate) for rate in (row["rates"] or "").split()]
 
 

@@ -23,11 +23,11 @@ def find_names(typed, names):
 
 
 def choose_name(typed, names):
-    """Return the only name that find_names() finds; raises SettingError if there are several."""
+    """Return the only name that find_names() finds, None without one; raises SettingError if there are several."""
     found = find_names(typed, names)
     if len(found) > 1:
         raise SettingError(f"B={typed!r} is several machines: set B to one of {'; '.join(found)}")
-    return found[0]
+    return found[0] if found else None
 
 
 def words_in(name):

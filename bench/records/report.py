@@ -14,7 +14,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 from bench import processes
 from bench.records import peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
-from bench.records.combine import count_processes
+from bench.records.combine import count_processes, read_rates
 from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
 from bench.settings import TRAINING
 
@@ -225,8 +225,7 @@ def describe_physics(row):
 
 def describe_sustained(row):
     """Describe what heat did to the speed in a sustained run; "" if it is none, or was too short to tell."""
-    rates = [float(rate) for rate in (row["rates"] or "").split()] if row["scope"] == "sustained" else []
-    if not (found := burst_and_sustained(rates)):
+    if row["scope"] != "sustained" or not (found := burst_and_sustained(read_rates(row))):
         return ""
     burst, kept = found
     first, last = (f"{format_number(rate)} {row['unit']}" for rate in found)

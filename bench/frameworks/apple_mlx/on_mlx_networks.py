@@ -165,10 +165,11 @@ def calibrate(module, inputs):
     networks magnify rounding.
     """
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]
+    if not norms:  # the weights of a language model get their memory later, in their own type
+        return
     for norm in norms:
         norm.momentum = 1.0
-    if norms:
-        module.train()(*inputs)
+    module.train()(*inputs)
     for norm in norms:
         norm.momentum = 0.1  # as in PyTorch
         norm.running_var = mx.full(norm.running_var.shape, mx.mean(norm.running_var + norm.running_mean**2))
