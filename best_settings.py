@@ -123,7 +123,7 @@ def measure(find_run, values, host, limit, group, candidates, numbers, is_final,
     limit = limit if numbers[0] > 1 else processes.FIRST_LIMIT
     group = group + FINAL if is_final else group
     with report.progress(len(numbers) * len(candidates)) as show:
-        options = {"group": group, "limit": limit, "choose": choose_runs, "has_extras": False}
+        options = {"group": group, "limit": limit, "choose": choose_runs, "warns": False}
         for rows_of in measure_rounds(list(candidate_of), host, show, numbers, **options):
             rounds.append({candidate_of[each]: rows for each, rows in rows_of.items()})
             yield rounds[-1]
@@ -189,8 +189,6 @@ def describe_answer(search: Search, rows):
         lines.append(
             f"  + {describe(search.values, step, before)}: {rate}, {describe_gain(search.rounds, step, before)}"
         )
-    if row["output_error"] and row["precision"] != "float32":
-        lines.append(f"its outputs differ from float32's by {100 * row['output_error']:.2g} % (relative L2)")
     if row["flags"]:
         lines.append(report.explain_flags(row["flags"].split()))
     for candidate, failed in search.failures().items():

@@ -107,7 +107,7 @@ def is_same_setup(a, b):
 
 
 def compare(a, b, rows_a, rows_b):
-    """Compare two lines of the same work: {a, b, processes, is_paired, ratio, verdict, notes, is_extra}.
+    """Compare two lines of the same work: {a, b, processes, is_paired, ratio, verdict, notes}.
 
     Args:
         rows_a, rows_b: those of each file, for runs that were compared when they were measured.
@@ -140,8 +140,6 @@ def compare(a, b, rows_a, rows_b):
         "ratio": ratio,
         "verdict": verdict,
         "notes": notes,
-        # What only the first process of a run measures: a pipeline
-        "is_extra": few == 1 and b["scope"] in ("input", "end_to_end"),
     }
 
 
@@ -233,19 +231,15 @@ def main(environ=os.environ):
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
     lines = [compare(line, other, rows_a, rows_b) for line, other in pair_lines(a, b, names)]
     lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
-    hides = any(line["verdict"] and not line["is_extra"] for line in lines)
-    extras = [line for line in lines if hides and line["is_extra"]]
-    listed = [line for line in lines if not (hides and line["is_extra"])]
-    if listed:
-        print("", LAYOUT.format(*TITLES), *map(describe_ratio, listed), "", sep="\n")
-    elif not extras:
+    if lines:
+        print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
+    else:
         print("\nA and B have no work in common: nothing can be compared")
-    remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), listed)
-    for what, some in (("pipelines, not listed", extras), ("rows", listed)):
-        if some:
-            count = Counter(line["verdict"] or "of one process" for line in some)
-            verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
-            remarks.append(f"{len(some)} {what}: {verdicts}; {describe_medians(some)}")
+    remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), lines)
+    if lines:
+        count = Counter(line["verdict"] or "of one process" for line in lines)
+        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
+        remarks.append(f"{len(lines)} rows: {verdicts}; {describe_medians(lines)}")
     print("\n".join(report.wrap(line, "  ") for line in remarks))
     return 0
 

@@ -116,6 +116,7 @@ def llm_workload(settings):
         unit="tokens",
         items_per_step=size * new if is_prefill else size,
         make_batches=functools.partial(token_batches, decoder, before + new),
+        make_checked=functools.partial(token_batches, decoder, COMPARED_LENGTH),
         sizes=decoder,
         parameters=count_parameters(decoder),
         flops_per_item=forward_flops(decoder, new, before, logits=1 if is_prefill else new) // new,

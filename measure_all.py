@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, has_result, make_child, numbers_path, plan_processes, read_machine, run_children
+from bench.parent import find_device, has_result, make_child, plan_processes, read_machine, run_children
 from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
@@ -207,16 +207,10 @@ def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_
 
 
 def measure_process(run: Run, kept: Kept, host, show, limit):
-    """Measure one more process of a run, and keep its rows.
-
-    The first one that ends by itself compares with the reference, and measures the pipeline.
-    """
+    """Measure one more process of a run, and keep its rows."""
     before = kept.list_processes(run)
-    is_first = all(any(row["status"] in UNFINISHED for row in rows) for rows in before)
-    if is_first:
-        numbers_path(run).unlink(missing_ok=True)
-    child = make_child(run, show, limit, card_is_shared=host.card_is_shared, has_extras=is_first)
     number = 1 + max((int(rows[0]["process"]) for rows in before), default=0)  # a row may have been removed
+    child = make_child(run, show, limit, card_is_shared=host.card_is_shared, warns=number == 1)
     rows_of, error = run_children({run: child}, host, number)
     kept.rows_of[run.run_id] += rows_of.get(run, [])
     if error:

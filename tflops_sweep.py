@@ -25,7 +25,7 @@ log = logging.getLogger("bench")
 TRIAL_SIZE = (512, 512, 512)  # a matmul of this size estimates the speed before a large one is tried
 CPU_PEAK_SIDE = 1024  # M = N = K from which a matmul may reach a device's peak
 GPU_PEAK_SIDE = 4096
-REFUSED = ("wrong_output", "work_skipped", "constant_output")  # one size failed; after other failures all would
+REFUSED = ("wrong_output", "work_skipped")  # one size failed; after other failures all would
 
 
 class Sweep:
@@ -44,8 +44,8 @@ class Sweep:
         row = work_cells(settings, workload, "device")
         try:
             rig = replace(self.rig, settings=settings)
-            (result,) = child.measure_quantity(rig, workload, "device")
-            row |= result
+            *_, (_, cells) = child.measure_scopes(rig, workload, ["device"])
+            row |= cells
         except Exception as error:
             row |= frameworks.classify_failure(error)
         if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept

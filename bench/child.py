@@ -12,18 +12,17 @@ import atexit
 import functools
 import json
 import logging
-import math
 import os
 import statistics
 import sys
 import traceback
+import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from types import ModuleType
 
-from bench import frameworks, processes
+from bench import check, frameworks, precision, processes
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records import report
@@ -37,6 +36,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 WARMING_UP = "warming up"  # note while a compiler may work
+COMPARING = "the process ended before its last check"  # note of a row until then
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,8 @@ class Task:
     """What the parent process asks for, besides the settings, which are ordinary variables."""
 
     path: str = ""  # of the file that gets the lines
-    has_extras: bool = True  # also measure pipelines, and warn: one process is enough for that
-    # Of the file with the numbers that the first process of the run has checked. If there is none, this one compares
-    # its own with the CPU.
-    numbers_path: str = ""
-    takes_turns: bool = False  # with other processes, in the windows of the scope device
+    warns: bool = True  # of the device: one process is enough for that
+    takes_turns: bool = False  # with processes of other runs, in the windows of the scope device
     finds_device: bool = False  # write the Device as the only line, and measure nothing
     card_is_shared: bool = False  # as meters.is_card_shared() returns it
     device: str = ""  # that the run's earlier processes ran on; a GPU may have gone since
@@ -127,7 +124,7 @@ def open_and_measure(settings, make_workload, measure_work, task, emit, end_turn
     device = framework.find_device(settings)
     if task.device not in ("", device.type):
         raise SettingError(f"{task.device} was measured, but only {device.type} is found now: run `make doctor`")
-    if task.has_extras:
+    if task.warns:
         warn_of_device(settings, device)
     settings = settings.on(device.type, device.emulates_bfloat16)
     num_workers = settings.num_workers
@@ -167,37 +164,35 @@ def warn_of_device(settings, device):
 
 
 def measure_quantities(rig: Rig, make_workload):
-    """Measure every quantity that the settings ask for, up to the first failure; return the exit status.
-
-    The line of a failure is the last one: its status says what happened, its note why. After Ctrl-C
-    the last line has the complete windows, if there are any.
+    """Measure every quantity that the settings ask for, up to the first failure, which is the last line; return the
+    exit status. After Ctrl-C the last line has the complete windows, if there are any.
     """
     settings = rig.settings
     status = ""
-    if rig.task.has_extras and rig.instruments.why_no_energy:
+    if rig.task.warns and rig.instruments.why_no_energy:
         log.info("power and energy are not measured: %s", rig.instruments.why_no_energy)
     workload = make_workload(settings)
     if workload.has_pipeline and "NUM_WORKERS" not in os.environ and not rig.group.ranks.are_many:
         fitting = resources.count_workers(settings.num_workers, PREFETCH + 1, workload.batch_bytes)
         settings = replace(settings, num_workers=max(1, fitting))  # the row has their number
         rig = replace(rig, settings=settings)
-    for scope, measure_one in list_quantities(rig, workload):
-        work = work_cells(settings, workload, scope)
-        log.info("%s, scope %s: building and checking, then measuring", settings.phase, scope)
+    for scopes, measure_some in list_quantities(rig, workload):
+        log.info("%s, scope %s: building and checking, then measuring", settings.phase, " and ".join(scopes))
+        scope = scopes[0]
         try:
-            for cells in measure_one(rig, workload, scope):
-                rig.emit(work | cells)
-                log.info(report.describe_rate(work | cells))
-                status = str(cells["status"])
+            for scope, cells in measure_some(rig, workload, scopes):
+                line = work_cells(settings, workload, scope) | cells
+                rig.emit(line)
+                if line["status"] != processes.BEGUN and line["note"] != COMPARING:
+                    log.info(report.describe_rate(line))
+                    status = line["status"] if status in ("", "ok") else status
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
         except KeyboardInterrupt:
             return processes.INTERRUPTED
         except Exception as error:
             failure = frameworks.classify_failure(error)
-            if rig.task.numbers_path and rig.group.ranks.rank == 0:  # what it checked is no measure for the next one
-                Path(rig.task.numbers_path).unlink(missing_ok=True)
-            rig.emit(work | failure)
+            rig.emit(work_cells(settings, workload, scope) | failure)
             status = failure["status"]
             if rig.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
                 print(f"rank {rig.group.ranks.rank}: {status}: {failure['note']}", file=sys.stderr)
@@ -208,45 +203,63 @@ def measure_quantities(rig: Rig, make_workload):
 
 
 def list_quantities(rig: Rig, workload: Workload):
-    """Return [(scope, the function that measures it)] of everything that the settings ask for."""
+    """Return [(scopes, the function that measures them)] of everything that the settings ask for.
+
+    The scopes device and end_to_end share one model.
+    """
     settings = rig.settings
     if settings.sustain:
-        return [("sustained", measure_quantity)]
+        return [(["sustained"], measure_scopes)]
     has_pipeline = workload.has_pipeline and FRAMEWORKS[settings.framework].measures_parts
-    has_pipeline = has_pipeline and rig.task.has_extras and settings.phase not in PARTS
+    has_pipeline = has_pipeline and not rig.task.takes_turns and settings.phase not in PARTS
     scopes = settings.scope or (SCOPES if has_pipeline else ("device",))
-    quantities = [(scope, measure_quantity) for scope in SCOPES if scope in scopes]
-    return quantities + ([("epoch", measure_epochs)] if settings.epochs else [])
+    groups = [[scope for scope in group if scope in scopes] for group in (("device", "end_to_end"), ("input",))]
+    quantities = [(group, measure_scopes) for group in groups if group]
+    return quantities + ([(["epoch"], measure_epochs)] if settings.epochs else [])
 
 
-def measure_quantity(rig: Rig, workload: Workload, scope):
-    """Open a session, measure it and close it; yield the cells of its one result.
+def measure_scopes(rig: Rig, workload: Workload, scopes):
+    """Measure scopes on one model, then compare their last outputs with the CPU.
 
-    Raises:
-        MeasurementError, or whatever the framework raises.
+    Yields:
+        (scope, cells): of status `begun` with what happens next; of the windows; and once more after the comparison.
     """
-    with open_job(rig, workload, scope) as job:
-        measured = measure.measure(job)
-        cells = measurement_cells(measured)
-        try:
-            if cells["status"] == "ok" and measure.is_launch_bound(job, measured.step_seconds_median):
+    yield scopes[0], {"status": processes.BEGUN, "note": "checking"}
+    measured = []
+    with open_session(rig, workload, scopes[0]) as session:
+        for scope in scopes:
+            if scope == "end_to_end" and not session.stream:
+                session.read_files()
+            yield scope, {"status": processes.BEGUN, "note": WARMING_UP if scope == scopes[0] else "measuring"}
+            job = make_job(rig, workload, scope, session)
+            cells = measurement_cells(measure.measure(job))
+            cells |= describe_result(rig, workload, scope, session, cells)
+            if cells["status"] == "interrupted":
+                yield scope, cells | {"note": describe_notes(session, workload)}
+                return
+            items = check_last_step(rig, session)
+            yield scope, cells | {"note": COMPARING}  # the row of a process that is killed from here on
+            if measure.is_launch_bound(job, cells["step_seconds_median"]):
                 cells["flags"] = f"{cells['flags']} launch_bound".strip()
-        except KeyboardInterrupt:  # the throughput is known by now
-            cells["status"] = "interrupted"
-        yield check_and_complete(rig, workload, scope, job, cells)
+            measured.append((scope, cells, items))
+        for scope, cells, items in measured:
+            yield scope, cells | {"note": COMPARING}
+            try:
+                if items:
+                    cells["output_error"] = check.check_output(session, *items)
+                yield scope, cells | {"note": describe_notes(session, workload)}
+            except MeasurementError as wrong:
+                yield scope, frameworks.classify_failure(wrong)
 
 
 @contextmanager
-def open_job(rig: Rig, workload: Workload, scope):
-    """Open the session of a quantity, as a Job of all ranks, and close it at the end.
+def open_session(rig: Rig, workload: Workload, scope):
+    """Open a session for all ranks, and close it at the end.
 
     Raises:
         MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this process.
     """
     settings = rig.settings
-    group = rig.group
-    begun = work_cells(settings, workload, scope) | {"status": processes.BEGUN, "note": "checking"}
-    rig.emit(begun)
     needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
     if resources.shares_memory(rig.device):
         needed += workload.resident_bytes
@@ -257,31 +270,10 @@ def open_job(rig: Rig, workload: Workload, scope):
             "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
         )
     # Each rank has its own data, and its own order of them.
-    rank_settings = replace(settings, seed=settings.seed + group.ranks.rank)
-    path = "" if group.ranks.rank else rig.task.numbers_path
-    # The numbers may be those of this process in another scope; epochs train on other data, for longer.
-    compares = group.ranks.rank == 0 and (scope == "epoch" or not os.path.exists(path))
-    session = rig.framework.open_session(workload, rank_settings, scope, compares=compares, path=path)
-    meters.reset_process_peak()  # the checks in open_session() need more memory than the steps
-    rig.emit(begun | {"note": WARMING_UP if scope in ("device", "sustained") else "measuring"})
-    items_per_step = workload.items_per_step * group.ranks.world_size
-    instruments = rig.instruments
-    if scope == "input" or session.prepare:  # the energy of a device that waits, or of what comes before a step
-        instruments = replace(instruments, counter=None)
-    is_long_enough = instruments.least_seconds <= (settings.sustain or settings.max_seconds)
+    rank_settings = replace(settings, seed=settings.seed + rig.group.ranks.rank)
+    session = rig.framework.open_session(workload, rank_settings, scope)
     try:
-        yield Job(
-            group.in_step(session),
-            items_per_step=items_per_step,
-            max_seconds=settings.max_seconds,
-            num_items=settings.num_images,
-            sustained_seconds=settings.sustain,
-            least_seconds=instruments.least_seconds if is_long_enough else 0.0,
-            clock=group.clock,
-            on_window=functools.partial(report.write_rate, rig.emit, begun | {"note": "measuring"}, items_per_step),
-            watch=None if group.ranks.rank else meters.Watch(instruments),
-            end_turn=rig.end_turn if scope == "device" else None,
-        )
+        yield session
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # they hold what the failed step allocated
         raise
@@ -289,57 +281,83 @@ def open_job(rig: Rig, workload: Workload, scope):
         session.close()
 
 
-def check_and_complete(rig: Rig, workload: Workload, scope, job, cells):
-    """Check the last steps, and return the cells of a result with those of its work: FLOPs, precision, memory.
+def make_job(rig: Rig, workload: Workload, scope, session):
+    """Return the Job of a session in one scope."""
+    settings, group, instruments = rig.settings, rig.group, rig.instruments
+    meters.reset_process_peak()  # the checks before need more memory than the steps
+    if scope == "input" or session.prepare:  # the energy of a device that waits, or of what comes before a step
+        instruments = replace(instruments, counter=None)
+    is_long_enough = instruments.least_seconds <= (settings.sustain or settings.max_seconds)
+    items_per_step = workload.items_per_step * group.ranks.world_size
+    begun = work_cells(settings, workload, scope) | {"status": processes.BEGUN, "note": "measuring"}
+    return Job(
+        group.in_step(session),
+        items_per_step=items_per_step,
+        max_seconds=settings.max_seconds,
+        num_items=settings.num_images,
+        sustained_seconds=settings.sustain,
+        least_seconds=instruments.least_seconds if is_long_enough else 0.0,
+        clock=group.clock,
+        on_window=functools.partial(report.write_rate, rig.emit, begun, items_per_step),
+        watch=None if group.ranks.rank else meters.Watch(instruments),
+        end_turn=rig.end_turn if scope == "device" else None,
+    )
+
+
+def describe_result(rig: Rig, workload: Workload, scope, session, cells):
+    """Return the cells that a result gets from its work: FLOPs, bytes, precision, memory."""
+    is_cpu = rig.device.type == "cpu"
+    more = {
+        "parameters": session.parameters,
+        "output_error": session.output_error,
+        "measured_precision": precision.describe(session.precisions),
+        "peak_memory_bytes": meters.process_peak_bytes() if is_cpu else session.context.peak_memory_bytes(),
+    }
+    if workload.flops_per_item and scope != "input":
+        more["flops_per_item"] = workload.flops_per_item
+        more["tflops"] = cells["throughput"] * workload.flops_per_item / 1e12
+    if workload.bytes_per_step:
+        more["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
+        more["bandwidth"] = cells["throughput"] / workload.items_per_step * more["bytes_per_step"] / 1e9
+    return more
+
+
+def check_last_step(rig: Rig, session):
+    """Check what the last step left, before any other one; return the items that are to be compared with the CPU.
 
     Raises:
-        MeasurementError: the last output is wrong or stale; checked once the peak memory is known.
+        MeasurementError: an output is useless, ranks have different weights, or a library has changed a switch.
     """
-    session = job.session
-    if workload.flops_per_item and scope != "input":
-        cells["flops_per_item"] = workload.flops_per_item
-        cells["tflops"] = cells["throughput"] * workload.flops_per_item / 1e12
-    if workload.bytes_per_step:
-        cells["bytes_per_step"] = workload.bytes_per_step + session.weight_bytes
-        cells["bandwidth"] = cells["throughput"] / workload.items_per_step * cells["bytes_per_step"] / 1e9
-    context = session.context
-    cells |= {
-        "parameters": session.parameters,
-        "measured_precision": session.proof.measured_precision,
-        "peak_memory_bytes": meters.process_peak_bytes() if rig.device.type == "cpu" else context.peak_memory_bytes(),
-    }
-    if cells["status"] != "interrupted":
-        if rig.group.ranks.are_many:
-            refuse_unequal_weights(rig.group.gather(session.checksum()))
-        session.check_last_step()
-        session.check_pipeline()
-        context.refuse_changed_switches(rig.device.num_threads)
-        if scope != "epoch":  # epochs are compared once, after the last one
-            rig.emit(work_cells(rig.settings, workload, scope) | {"status": processes.BEGUN, "note": "comparing"})
-            session.refuse_wrong_result()
-    notes = [session.proof.note, context.notes()]
-    return cells | {
-        "output_error": session.proof.output_error,
-        "note": "; ".join(filter(None, notes)) or workload.columns.get("note", ""),
-    }
+    items = session.copy_items()
+    if rig.group.ranks.are_many:
+        check_equal_weights(rig.group.gather([zlib.crc32(values.tobytes()) for _, values in session.matrices()]))
+    session.context.check_switches(rig.device.num_threads)
+    return items if not rig.group.ranks.rank else None
 
 
-def refuse_unequal_weights(checksums):
-    """Raise MeasurementError unless all ranks have the same checksum of their weights, or none has one."""
+def describe_notes(session, workload):
+    """Return the note of a row: what was not compared, and what the framework knows."""
+    notes = [*session.notes, session.context.notes()]
+    return "; ".join(filter(None, notes)) or workload.columns.get("note", "")
+
+
+def check_equal_weights(checksums):
+    """Raise MeasurementError unless all ranks have the same checksums of their weights."""
     unlike = [rank for rank, checksum in enumerate(checksums) if checksum != checksums[0]]
     if unlike:
         raise MeasurementError("wrong_output", f"after training, rank 0 has other weights than the ranks {unlike}")
 
 
-def measure_epochs(rig: Rig, workload: Workload, scope):
-    """Train whole epochs; yield the cells of each: seconds, loss and accuracy."""
+def measure_epochs(rig: Rig, workload: Workload, scopes):
+    """Train whole epochs; yield (scope, cells) of each: seconds, loss and accuracy."""
+    (scope,) = scopes
+    yield scope, {"status": processes.BEGUN, "note": "checking"}
     count = len(workload.dataset()[1])
-    with open_job(rig, workload, scope) as job:
+    with open_session(rig, workload, scope) as session:
+        job = make_job(rig, workload, scope, session)
         for epoch in range(1, rig.settings.epochs + 1):
+            yield scope, {"status": processes.BEGUN, "note": "measuring", "epoch": epoch}
             seconds, flags = measure.measure_epoch(job, epoch_order(count, rig.settings.seed, epoch))
-            losses = [float(loss) for loss in job.session.losses]
-            if not math.isfinite(sum(losses)):
-                flags.append("not_finite")
             cells = {
                 "status": "ok",
                 "epoch": epoch,
@@ -348,8 +366,9 @@ def measure_epochs(rig: Rig, workload: Workload, scope):
                 "throughput": count / seconds,
                 "items": count,
                 "seconds": seconds,
-                "loss_mean": statistics.fmean(losses),
+                "loss_mean": statistics.fmean(map(float, job.session.losses)),
                 "accuracy": job.session.evaluate(),
             }
-            yield check_and_complete(rig, workload, scope, job, cells)
-        job.session.refuse_wrong_result()
+            check_last_step(rig, session)
+            cells |= describe_result(rig, workload, scope, session, cells)
+            yield scope, cells | {"note": describe_notes(session, workload)}

@@ -96,7 +96,7 @@ def try_framework(name, interpreter=""):
 def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
-        from bench import frameworks
+        from bench import frameworks, precision
         from bench.host import meters, resources
         from bench.workloads.operators import matmul
 
@@ -105,8 +105,9 @@ def report_framework(name):
         settings = replace(read_settings("tflops", environ | {"FRAMEWORK": name}), precision="float32")
         framework = frameworks.load(name)
         device = framework.find_device(settings)
-        # Opening the session compares its output with float64.
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
+        for check in (session.step, session.after_first_step, session.copy_items):  # the last compares with float64
+            check()
         resources.available_bytes()  # which a run needs, too
     except (SettingError, ModuleNotFoundError) as error:
         show(name, "no", processes.explain(error))
@@ -114,13 +115,13 @@ def report_framework(name):
     except Exception as error:
         show(name, "no", f"{type(error).__name__}: {' '.join(str(error).split())}")
         return 1
-    place = f"{device.device_name or 'the CPU'} ({device.type})"
-    words = f"{device.framework_version}, Python {platform.python_version()}, on {place}: "
-    words += f"matmul verified in {session.proof.measured_precision}"
+    words = f"{device.framework_version}, Python {platform.python_version()}"
+    words += f", on {device.device_name or 'the CPU'} ({device.type})"
     may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)
     show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
+    show("  matmul", "ok", f"verified in {precision.describe(session.precisions)}")
     if name == "torch" and (why := environment.explain_missing_compiler()):
         show("  compiler", "--", why)
     instruments = meters.open_instruments(device.type, device.device_name)

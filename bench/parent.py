@@ -7,22 +7,20 @@ results differ between them (RUNS). A child only writes lines (bench/child.py), 
 rows as soon as the child has ended; no child writes into results/. The parent imports no framework.
 """
 
-import functools
 import logging
 import math
 import os
 import signal
 import sys
-import tempfile
 from collections import Counter
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from bench import child, processes
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
+from bench.processes import BEGUN
 from bench.records import report, results
-from bench.records.columns import COLUMNS
+from bench.records.columns import COLUMNS, WORK
 from bench.records.combine import combine, compare_runs, convert
 from bench.records.rows import complete_row
 from bench.settings import (
@@ -40,7 +38,8 @@ from bench.settings import (
 
 log = logging.getLogger("bench")
 
-DEFAULT_PROCESSES = 5  # of each run
+DEFAULT_PROCESSES = 3  # of each run
+COMPARED_PROCESSES = 5  # of each run of a list that is compared
 MOST_INTERLEAVED = 4  # processes of a list at the same time
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
@@ -95,7 +94,7 @@ def measure_command(command, make_workload, describe_rows):
             choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
             log.info("combination %s of %d: %s", numbers, len(runs), "; ".join(choices))
         rows_of = {run: [] for run in group}
-        count = plan_processes(group[0])
+        count = plan_processes(group[0], is_compared=len(group) > 1)
         begun = rounds[group[0]]  # the parts of a long list have the same first run, whose processes are numbered on
         rounds[group[0]] += count
         try:
@@ -150,8 +149,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
         raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
     host = environment.read_host(settings.machine)
     status = child.open_and_measure(settings, make_workload, measure_work, child.Task(), lines.append)
-    of_run = {"run_id": run.run_id, "process": 1}
-    rows = [complete_row(host, line, **of_run) for line in lines if line["status"] != processes.BEGUN]
+    rows = make_rows(host, lines, run_id=run.run_id, process=1)
     if me.rank == 0 and rows:
         with processes.interrupts_held():
             store(settings.results_dir, rows)
@@ -244,15 +242,17 @@ def find_device(run: Run):
     return Device(**process.lines[0])
 
 
-def plan_processes(run: Run):
-    """Return the number of processes of a run: RUNS, or five.
+def plan_processes(run: Run, is_compared=False):
+    """Return the number of processes of a run: RUNS, or three, or five if it is compared.
 
     One is enough for work that takes a given time, and for work that hardly varies (`make tflops`).
     """
     settings = run.settings
     if settings.runs:
         return settings.runs
-    return 1 if run.command == "tflops" or settings.sustain or settings.epochs else DEFAULT_PROCESSES
+    if run.command == "tflops" or settings.sustain or settings.epochs:
+        return 1
+    return COMPARED_PROCESSES if is_compared else DEFAULT_PROCESSES
 
 
 def group_runs(runs):
@@ -280,8 +280,7 @@ def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, ch
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run.
 
     The processes of a round are interleaved. If the GPU or its memory has no room for that, they work one after the
-    other. After a process without any result, its run is left out. The processes of the first round measure pipelines;
-    the first one of a run, in whatever call, compares with the reference.
+    other. After a process without any result, its run is left out.
 
     Args:
         show, limit: as Child takes them.
@@ -303,8 +302,7 @@ def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, ch
     devices = {}
     for number in round_numbers:
         is_first = number == round_numbers[0]
-        of_round = {"card_is_shared": host.card_is_shared, "has_extras": is_first} | task
-        unchecked = [path for path in map(numbers_path, remaining) if not path.exists()]
+        of_round = {"card_is_shared": host.card_is_shared, "warns": is_first} | task
         for takes_turns in (True, False) if interleaves else (False,):
             of_round["takes_turns"] = takes_turns
             children = {run: make_child(run, show, limit, **of_round, device=devices.get(run, "")) for run in remaining}
@@ -312,8 +310,6 @@ def measure_rounds(runs, host, show, round_numbers, group="", limit=math.inf, ch
             if error or not takes_turns or not is_crowded(rows_of):
                 break
             log.warning("there is no room for these combinations at the same time: they run one after the other")
-            for path in unchecked:
-                path.unlink(missing_ok=True)
             interleaves = False
         yield rows_of
         if error:
@@ -373,17 +369,6 @@ def run_children(children, host, number, group="", keeps_parts=False):
     return rows_of, error
 
 
-@functools.cache
-def make_folder():
-    """Make the folder for the numbers that the first process of each run has checked; it is deleted at the end."""
-    return tempfile.TemporaryDirectory(prefix="numbers-", ignore_cleanup_errors=True)
-
-
-def numbers_path(run):
-    """Return the path of the file with the numbers that a run's first process has checked."""
-    return Path(make_folder().name, run.run_id)
-
-
 def make_child(run: Run, show, limit=math.inf, **task):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun.
 
@@ -392,7 +377,6 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
-    task["numbers_path"] = str(numbers_path(run))
     command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
@@ -410,18 +394,22 @@ def find_mistake(run: Run, process):
     return f"the process ended before it measured anything ({why}): `make doctor` may explain it"
 
 
+def make_rows(host, lines, **of_run):
+    """Make the row of each work, from its last line that has a result: typed cells."""
+    rows = [complete_row(host, line, **of_run) for line in lines if line.get("status", BEGUN) != BEGUN]
+    return list({tuple(row[name] for name in WORK): row for row in rows}.values())
+
+
 def read_rows(run: Run, host, process, number, group):
-    """Make rows of the lines of a closed Child: typed cells, with status and note if the process failed or died."""
+    """Make the rows of a closed Child, and one with status and note if it died while something was begun."""
     of_run = {"run_id": run.run_id, "process": number, "group": group}
-    rows = [complete_row(host, line, **of_run) for line in process.lines if "mistake" not in line]
-    complete = [row for row in rows if row["status"] != processes.BEGUN]
-    has_failed = process.exit_status == 1 and rows and rows[-1]["status"] not in ("ok", processes.BEGUN)
-    if not rows or has_failed or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
-        return complete
-    # The last line says what it was measuring, or what it had measured when Python itself failed.
+    rows = make_rows(host, process.lines, **of_run)
+    last = process.lines[-1] if process.lines else {}
+    if last.get("status") != BEGUN or process.exit_status in (0, processes.MISTAKE, processes.INTERRUPTED):
+        return rows
     death, why = explain_death(process, run.settings.has_ranks)
     unknown = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
-    return [*complete, rows[-1] | unknown | {"status": death, "note": why, "flags": ""}]
+    return [*rows, complete_row(host, last, **of_run) | unknown | {"status": death, "note": why, "flags": ""}]
 
 
 def explain_death(process, has_ranks):
@@ -432,7 +420,7 @@ def explain_death(process, has_ranks):
         return "out_of_memory", why
     if status == -signal.SIGALRM:
         last = process.lines[-1] if process.lines else {}
-        if last.get("compile") and (last["status"], last["note"]) == (processes.BEGUN, child.WARMING_UP):
+        if last.get("compile") and (last["status"], last["note"]) == (BEGUN, child.WARMING_UP):
             return "compiling", f"did not finish compiling within {process.limit:.0f} s: set COMPILE=0"
         return "timed_out", f"stopped after {process.limit:.0f} s"
     if has_ranks:

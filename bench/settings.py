@@ -212,7 +212,7 @@ class Settings:
     # (m, n, k) of each
     sizes: tuple = setting(matrix_size, "32,64,128,256,512,1024,2048,4096,8192", commands=("tflops",), lists=TOGETHER)
     ops: tuple[str, ...] = setting(one_of(*OPS), ",".join(OPS), commands=("tflops",), lists=TOGETHER)
-    # (): all in the first process of a run, "device" in the others
+    # (): all, or "device" if a list is compared
     scope: tuple[str, ...] = setting(one_of(*SCOPES), commands=("image",), lists=TOGETHER)
     num_workers: int | None = setting(whole(0, 1024), commands=("image",))  # None: the cores, up to MOST_WORKERS
     num_threads: int | None = setting(whole(1, 4096))  # None: the framework's own number

@@ -38,8 +38,8 @@ class Device:
     """
 
     queue_steps, num_workers, prepare, queues_steps = None, 0, None, True
-    after_first_step = updates = checksum = trace_count = staticmethod(lambda *_: None)
-    marks = staticmethod(dict)
+    after_first_step = read_loss = trace_count = staticmethod(lambda *_: None)
+    matrices, steps_run, first_loss = staticmethod(dict), False, None
     SUBMIT_SECONDS = 1e-5
     READ_SECONDS = 2e-5
 
@@ -48,7 +48,6 @@ class Device:
         self.free_at = 0.0
         self.steps = 0
         self.calls = []
-        self.outputs = True
 
     def step(self):
         self.calls.append("step")
@@ -65,13 +64,7 @@ class Device:
     def last_result(self):
         return self.steps
 
-    def can_keep_outputs(self):
-        return self.outputs
-
-    def keep_output(self):
-        return self.last_result
-
-    def read(self, output=None):
+    def read(self):
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
         return self.values(self.steps)

@@ -36,7 +36,7 @@ class Children:
     """
 
     def __init__(self):
-        self.asked, self.has_extras, self.compared, self.drawn, self.fails = [], [], [], [], {}
+        self.asked, self.warned, self.drawn, self.fails = [], [], [], {}
         self.ends_after, self.device, self.flags = None, CPU, ""
 
     def work(self, child):
@@ -50,10 +50,7 @@ class Children:
         command = Path(child.script).stem.partition("_")[0]
         settings = parse_settings(command, child.environ).on(self.device.type)
         self.asked.append((command, settings))
-        self.has_extras.append(child.task["has_extras"])
-        numbers = Path(child.task["numbers_path"])
-        self.compared.append(not numbers.exists())
-        numbers.write_text("{}")
+        self.warned.append(child.task["warns"])
         workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
         cells = {"device": self.device.type} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
@@ -74,7 +71,7 @@ class Children:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
         else:
             child.write(**cells)
-        if child.task["has_extras"] and (status := self.fails.get((*work, "input"))):
+        if status := self.fails.get((*work, "input")):
             child.write(**cells | {"scope": "input", "data": "jpeg", "status": status})
         return
         yield
@@ -97,7 +94,7 @@ def make_all(monkeypatch):
     def call(**environ):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
-        for each in (children.asked, children.has_extras, children.compared, children.drawn):
+        for each in (children.asked, children.warned, children.drawn):
             each.clear()
         status = measure_all.main()
         return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
@@ -226,7 +223,7 @@ def test_a_pass_has_one_process_of_each_work(make_all):
     passes = [works[start : start + count] for start in range(0, len(works), count)]
     assert passes == [passes[0]] * RUNS
     assert (len(set(passes[0])), make_all.children.drawn) == (count, [1 + count, 1 + 2 * count, 1 + 3 * count])
-    assert make_all.children.has_extras == [True] * (1 + count) + [False] * 2 * count
+    assert make_all.children.warned == [True] * (1 + count) + [False] * 2 * count
 
 
 def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
@@ -270,19 +267,6 @@ def test_what_was_refused_is_left_out_of_later_passes(make_all):
 def test_the_first_process_that_ends_by_itself_compares(make_all):
     make_all.children.fails = {("mlp", "mlp-5x1024", "training"): "timed_out"}
     make_all()
-    each = zip(make_all.children.asked, make_all.children.compared, strict=True)
-    compared = Counter(settings.model for (_, settings), compares in each if compares)
-    assert (compared["mlp-5x1024"], compared["distilbert"]) == (2 * 2, 2)  # in both precisions; tried once more
-
-
-def test_a_pipeline_that_crashed_is_tried_once_more(make_all):
-    make_all.children.fails = {("image", "resnet50", "inference", "input"): "timed_out"}
-    make_all.children.ends_after = 1 + 2 * ON_CPU
-    with pytest.raises(KeyboardInterrupt):
-        make_all()
-    make_all.children.ends_after, make_all.children.fails = None, {}
-    make_all()
-    assert sum(make_all.children.has_extras) == 2  # in both precisions
 
 
 def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):

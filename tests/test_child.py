@@ -58,6 +58,7 @@ def child(monkeypatch):
         # Each measurement is announced, so that the death of the process has a row.
         begun = dict.fromkeys((line["phase"], line["scope"]) for line in lines if line["status"] == processes.BEGUN)
         lines = [line for line in lines if line["status"] != processes.BEGUN]
+        lines = list({(line["phase"], line["scope"], line.get("epoch")): line for line in lines}.values())
         assert list(begun)[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
         assert {name for line in lines for name in line} <= {*COLUMNS}
         return status, lines
@@ -78,10 +79,37 @@ def test_a_measurement_becomes_a_line(child):
 
 def test_scopes_have_a_line_each(child):
     status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="3")
-    assert (status, [line["scope"] for line in lines]) == (0, ["device", "input", "end_to_end"])
+    assert (status, [line["scope"] for line in lines]) == (0, ["device", "end_to_end", "input"])
     assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
     assert [line.get("num_workers") for line in lines] == [None, 3, 3]
-    assert ["tflops" in line for line in lines] == [True, False, True]
+    assert ["tflops" in line for line in lines] == [True, True, False]
+    assert [line["output_error"] is None for line in lines] == [False, False, True]
+
+
+def test_scopes_share_one_model_and_its_peak_has_no_reference(child, monkeypatch):
+    built, compared, right = [], [], child_process.check.check_output
+
+    def build(*given):
+        built.append(on_numpy.Model(*given))
+        return built[-1]
+
+    def compare(*given):
+        compared.append(built[0].steps)
+        return right(*given)
+
+    monkeypatch.setattr(on_numpy.DeviceContext, "builders", {"image": build})
+    monkeypatch.setattr(child_process.check, "check_output", compare)
+    child(SCOPE="device,end_to_end")
+    assert len(built) == 1
+    assert compared == [built[0].steps] * 2  # after the windows of both
+
+
+def test_a_comparison_that_fails_leaves_the_rate_and_a_note(child, monkeypatch):
+    monkeypatch.setattr(on_numpy.Model, "on_cpu", Mock(side_effect=MemoryError("unable to allocate 9 TiB")))
+    status, (line,) = child()
+    assert (status, line["status"], line["output_error"]) == (0, "ok", None)
+    assert "9 TiB" in line["note"]
+    assert line["throughput"] > 0
 
 
 def test_by_default_a_pipeline_has_as_many_workers_as_the_shared_memory_holds(child, monkeypatch):
@@ -118,15 +146,11 @@ def test_epochs_are_lines_with_their_loss_and_accuracy(child):
     [
         ("too_big", "out_of_memory", "unable to allocate 9 TiB"),
         ("crashes", "failed", "RuntimeError: a kernel failed"),
-        ("is_stale", "wrong_output", "last timed output"),  # proved after the windows
         ("is_wrong_later", "wrong_output", "differs from the CPU's"),
     ],
 )
-def test_a_failure_is_the_last_line(child, tmp_path, model, status, reason):
-    numbers = tmp_path / "numbers"
-    task = child_process.Task(numbers_path=str(numbers))
-    code, (line,) = child(MODEL=model, SCOPE="device,input,end_to_end", task=task)
-    assert not numbers.exists()  # the next process compares with the reference itself
+def test_a_failure_is_the_last_line(child, model, status, reason):
+    code, (line, *_) = child(MODEL=model, SCOPE="device,input,end_to_end")
     assert (code, line["status"], line.get("throughput")) == (1, status, None)
     assert reason in line["note"]
 
@@ -178,7 +202,7 @@ def test_a_second_kind_of_card_is_told_once(child, monkeypatch, caplog):
     monkeypatch.setattr(environment, "list_cards", lambda: cards)
     device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
-    child(task=child_process.Task(has_extras=False))
+    child(task=child_process.Task(warns=False))
     assert "WARNING" not in caplog.text
     child()
     assert ("CUDA_VISIBLE_DEVICES=1" in caplog.text, device.note in caplog.text) == (True, True)
@@ -220,31 +244,18 @@ def instrumented(child, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("task", "measured"),
+    ("task", "scope", "measured"),
     [
-        ({}, ["device", "input"]),
-        ({"scope": None}, ["device", "input", "end_to_end"]),
-        ({"is_later": True}, ["device", "input"]),
-        ({"has_extras": False}, ["device", "input"]),
-        ({"has_extras": False, "scope": None}, ["device"]),
-        ({"takes_turns": True}, ["device", "input"]),
+        ({}, "device,input", ["device", "input"]),
+        ({}, None, ["device", "end_to_end", "input"]),
+        ({"takes_turns": True}, "device,input", ["device", "input"]),
+        ({"takes_turns": True}, None, ["device"]),
     ],
 )
-def test_the_task_decides_what_is_measured(instrumented, monkeypatch, tmp_path, task, measured):
-    compared, open_session = [], on_numpy.open_session
-
-    def note(*arguments, compares, **path):
-        compared.append(compares)
-        return open_session(*arguments, compares=compares, **path)
-
-    monkeypatch.setattr(on_numpy, "open_session", note)
-    scope, numbers = task.pop("scope", "device,input"), tmp_path / "numbers"
-    if is_later := task.pop("is_later", False):
-        numbers.write_text("{}")
-    task = child_process.Task(**task, numbers_path=str(numbers))
+def test_the_task_decides_what_is_measured(instrumented, task, scope, measured):
+    task = child_process.Task(**task)
     status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
     assert (status, [line["scope"] for line in lines]) == (0, measured)
-    assert compared == [not is_later, *[False] * (len(measured) - 1)]  # what one scope has checked serves the others
     with_energy = [line["scope"] for line in lines if "power_watts" in line]
     assert with_energy == [scope for scope in measured if scope != "input" and not task.takes_turns]
     line = lines[0]
@@ -255,15 +266,8 @@ def test_the_task_decides_what_is_measured(instrumented, monkeypatch, tmp_path, 
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
 
 
-def test_the_model_of_a_pipeline_has_the_numbers_that_were_checked_on_resident_batches(instrumented, tmp_path):
-    task = child_process.Task(numbers_path=str(tmp_path / "numbers"))
-    _, lines = instrumented(SCOPE="device,end_to_end", PHASE="inference", task=task)
-    assert [line["output_error"] is None for line in lines] == [False, True]
-
-
-@pytest.mark.parametrize("has_extras", [True, False])
-def test_every_process_on_a_card_that_others_used_before_the_run_is_contended(instrumented, has_extras):
-    task = child_process.Task(has_extras=has_extras, card_is_shared=True)
+def test_every_process_on_a_card_that_others_used_before_the_run_is_contended(instrumented):
+    task = child_process.Task(card_is_shared=True)
     _, (line,) = instrumented(SCOPE="device", task=task)
     assert "contended" in line["flags"]
 
@@ -286,7 +290,7 @@ def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch
 
     monkeypatch.setattr(measure, "is_launch_bound", pressed)
     code, (line,) = instrumented()
-    assert (code, line["status"]) == (130, "interrupted")
+    assert (code, line["status"], line["note"]) == (130, "ok", child_process.COMPARING)
     assert line["throughput"] > 0
 
 

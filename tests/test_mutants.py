@@ -15,6 +15,6 @@ def test_a_bug_changes_its_file(name):
 
 
 def test_a_bug_is_caught(tmp_path):
-    bug = BUGS["accept_another_last_output"]
+    bug = BUGS["accept_equal_items"]
     copy_with(bug, tmp_path)
     assert is_caught(bug, tmp_path)

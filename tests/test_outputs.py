@@ -74,7 +74,7 @@ def print_all(folder, monkeypatch):
 
 def print_doctor(folder, monkeypatch):
     """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
-    session = SimpleNamespace(proof=SimpleNamespace(measured_precision="float32"))
+    session = SimpleNamespace(precisions={"matmul": "float32"}, step=list, after_first_step=list, copy_items=list)
     power = SimpleNamespace(power_scope="gpu board")
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
@@ -173,6 +173,6 @@ def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
     assert doctor.report_framework("torch") == 0
     assert read[0].use_gpu is False
     out = capsys.readouterr().out
-    assert ("matmul verified" in out, "Python.h" in out) == (True, True)
+    assert ("verified in float32" in out, "Python.h" in out) == (True, True)
     monkeypatch.setattr(resources, "available_bytes", lambda: 1 / 0)  # as a run, it needs to know that
     assert doctor.report_framework("torch") == 1

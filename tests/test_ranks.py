@@ -91,9 +91,9 @@ def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
 
 
 def test_ranks_must_have_the_same_weights_after_training():
-    child.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0)])
+    child.check_equal_weights([(1.0, 2.0), (1.0, 2.0)])
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
-        child.refuse_unequal_weights([(1.0, 2.0), (1.0, 2.0000001)])
+        child.check_equal_weights([(1.0, 2.0), (1.0, 2.0000001)])
     assert error.value.status == "wrong_output"
 
 

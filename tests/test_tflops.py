@@ -35,7 +35,7 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_quantity(rig, workload, scope):
+        def measure_scopes(rig, workload, scopes):
             settings, rate = rig.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
@@ -43,12 +43,12 @@ def sweep(monkeypatch):
                 raise MeasurementError(reason, "not here")
             found = {"status": "interrupted" if side == interrupted else "ok", "flags": "", "note": ""}
             if rate is None:
-                return [found | {"throughput": 40.0, "tflops": None}]
+                return [("device", found | {"throughput": 40.0, "tflops": None})]
             if isinstance(rate, dict):
                 rate = rate[side] * (again if settings.seed else 1)
-            return [found | {"throughput": rate, "tflops": rate}]
+            return [("device", found | {"throughput": rate, "tflops": rate})]
 
-        monkeypatch.setattr(child, "measure_quantity", measure_quantity)
+        monkeypatch.setattr(child, "measure_scopes", measure_scopes)
         asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth"}
         asked = {name: text for name, text in (asked | environ).items() if text}
         return *run_sweep(monkeypatch, asked), calls

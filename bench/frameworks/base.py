@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from bench.timing.proof import Proof
-
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
+SAMPLED = 2**16  # values of a matrix that tell whether it moved
+# Parts of the names of trained matrices that say nothing: a step moves some rows of a table of embeddings, and biases
+# of keys in attention only by rounding.
+LEFT_OUT = ("embed_tokens", "embeddings", "words.", "positions.", "types.", "bias")
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,25 @@ class Stream:
     batches: Iterator  # tuples (*inputs, target) on the host
     num_workers: int
     queue_steps: int  # batches that may be ready or in progress
-    # (batches in NumPy) -> None; raises MeasurementError unless the pictures follow when their files exchange names.
-    check_pictures: Callable[[Iterator], None] | None = None
 
 
-class Model(ABC):
+class Reference(ABC):
+    """What the check against the CPU needs of a model (bench/check.py)."""
+
+    context: Any  # its DeviceContext
+    parameters: int  # trainable
+    size: int  # number of all weights, trained or not
+
+    @abstractmethod
+    def output(self, *inputs):
+        """Return the output in evaluation mode in NumPy, uncompiled if the framework can do so; of tokens the last."""
+
+    @abstractmethod
+    def on_cpu(self):
+        """Return the same class with the same weights in float32 on the CPU, uncompiled."""
+
+
+class Model(Reference):
     """A model on its device, and its training.
 
     A batch is a tuple of arrays on the device: the model's inputs, then the target of the workload's loss. If the parts
@@ -47,71 +63,33 @@ class Model(ABC):
         """Run one step of training."""
 
     @abstractmethod
-    def updates(self):
-        """Return how many steps the optimizer has counted; None if it may skip some."""
-
-    @abstractmethod
-    def trained_weights(self):
-        """Return the arrays that training changes, in a fixed order."""
+    def trained_weights(self) -> dict[str, Any]:
+        """Return {name: array} of what training changes, in a fixed order."""
 
     @property
     def parameters(self):
         """Return how many parameters are trainable."""
-        return sum(math.prod(weights.shape) for weights in self.trained_weights())
-
-    def predict(self, *inputs):
-        """Return the output between two steps of training, as NumPy."""
-        return np.asarray(self.infer(*inputs))
-
-    # For the proof. Its parts are NumPy arrays by their name: see OUTPUT, LAST and FIRST in bench/timing/proof.py.
-
-    is_trained: bool
-    size: int  # number of all weights, trained or not
+        return sum(math.prod(weights.shape) for weights in self.trained_weights().values())
 
     @abstractmethod
-    def infer_uncompiled(self, *inputs):
-        """Compute what infer() does, without the compiler if the framework can do so."""
+    def gradients(self, *batch):
+        """Return (output, [norm of each trained tensor's gradient]) in evaluation mode, before the first step.
 
-    @abstractmethod
-    def evaluate(self, batch, items, is_compiled=True):
-        """Return {part: array} for these items of a batch: their output, and the gradients of their loss.
-
-        In evaluation mode, by the timed function if it is the same in that mode. The loss is multiplied by LOSS_SCALE.
-        Of a gradient whose norm is compared there are about proof.SAMPLED numbers.
-
-        Args:
-            items: places in the batch.
-            is_compiled: whether the compiler is used, if it was asked for.
+        The output is in NumPy, the loss is multiplied by LOSS_SCALE. TensorFlow and JAX compute it in a graph.
         """
 
-    @abstractmethod
-    def build_reference(self, pair, precision):
-        """Return (evaluate, arrays) for Proof.compute_reference(): the same parts of items in NumPy, on the CPU.
-
-        Args:
-            pair: the items, which make up a batch.
-            precision: "float32" or "float64".
-        """
-
-    def damp(self, factor):
-        """Multiply what residual blocks add to their input, in place."""
-
-    def marks(self):
-        """Return {name: number} of what only steps of training change, besides weights: statistics, random numbers."""
-        return {}
-
-    def parts_without_gradient(self):
-        """Return the parts whose gradient was missing or all zero in the last step; an empty set if nothing tells."""
-        return set()
-
-    def free_optimizer(self):
-        """Free what only training needs."""
+    def matrices(self):
+        """Yield (name, about SAMPLED of its values in NumPy) of each trained matrix that is no table of embeddings."""
+        for name, weights in self.trained_weights().items():
+            if len(weights.shape) > 1 and not any(part in name for part in LEFT_OUT):
+                flat = self.context.flat(weights)
+                # An odd distance, because rows are powers of 2 long.
+                yield name, self.context.to_numpy(flat[:: max(1, flat.shape[0] // SAMPLED) | 1])
 
 
-class CachedModel(ABC):
+class CachedModel(Reference):
     """A language model with a cache of keys and values. Tokens are ids on the device, of shape (sequences, count)."""
 
-    parameters: int  # trainable
     weight_bytes: int  # that each step reads: all weights as they are stored, but no table that is only an embedding
 
     @abstractmethod
@@ -127,26 +105,8 @@ class CachedModel(ABC):
         """Add tokens to the cache; return the logits of the last one (sequences, vocabulary)."""
 
     @abstractmethod
-    def extend_uncompiled(self, tokens, returns_all=False):
-        """Do what extend() does, without the compiler; returns_all: of all tokens (sequences, count, vocabulary)."""
-
-    @abstractmethod
-    def trained_weights(self):
-        """Return the weights that are arrays, in a fixed order."""
-
-    @abstractmethod
-    def build_reference(self, ids, places, precision):
-        """Return (evaluate, arrays) for Proof.compute_reference(): the logits of sequences at places, on the CPU.
-
-        Args:
-            ids: NumPy (sequences, tokens).
-            precision: "float32" or "float64".
-        """
-
-    def infer(self, place, tokens):
-        """Return the logits of tokens that follow this many others in the cache."""
-        self.seek(place)
-        return self.extend(tokens)
+    def fill(self, tokens):
+        """Add tokens to the cache, uncompiled."""
 
 
 class DeviceContext(ABC):
@@ -154,9 +114,6 @@ class DeviceContext(ABC):
 
     builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
     operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
-    has_float64 = True  # whether the framework computes in float64 on a CPU, next to other precisions
-    has_float64_convolutions = True
-    proof: Proof  # of the session
 
     @staticmethod
     @abstractmethod
@@ -201,8 +158,12 @@ class DeviceContext(ABC):
         """Return the norm of values as a float, once they are computed; for a single value it may be zero."""
 
     @abstractmethod
-    def as_array(self, values):
-        """Return values in NumPy, at most float32."""
+    def to_numpy(self, values):
+        """Return values in NumPy, floats in float32, integers as they are, images with channels first."""
+
+    def flat(self, values):
+        """Return values with one axis."""
+        return values.reshape(-1)
 
     @abstractmethod
     def probe(self, name, left, right):
@@ -249,10 +210,6 @@ class DeviceContext(ABC):
         """Return how often the framework has compiled a function of the model that is timed."""
         return self.traces
 
-    def keep(self, values):
-        """Return values in memory that later steps do not overwrite."""
-        return values
-
     def last_row(self, output):
         """Return a small part of an operator's output."""
         return output[-1, -1] if len(output.shape) > 2 else output[-1]
@@ -262,7 +219,7 @@ class DeviceContext(ABC):
         """Return whether operators return before the device has computed them."""
         return self.device != "cpu"
 
-    def refuse_changed_switches(self, num_threads):
+    def check_switches(self, num_threads):
         """Raise MeasurementError (`unsupported`) if a library has changed what the speed of this process depends on.
 
         Args:

@@ -1,4 +1,4 @@
-"""What is timed, in every framework: sessions of one phase and scope. Imports no framework.
+"""What is timed, in every framework: sessions of one phase. Imports no framework.
 
 A framework's file implements the classes of base.py, and the sessions here call them. Everything that is timed is a
 step() or train_epoch() of this file.
@@ -6,30 +6,24 @@ step() or train_epoch() of this file.
 
 import difflib
 import itertools
-import math
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from bench import check, precision
 from bench.frameworks.base import Stream
 from bench.settings import TRAINING, SettingError
-from bench.timing import MeasurementError, proof
-from bench.timing.proof import Proof
+from bench.timing import MeasurementError
 
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
-KEPT_NUMBERS = 10**6  # in the largest output of which several are kept
-ROUND_STEPS = 8  # of decode before each place whose logits are compared
 
 
-def open_session(context_class, workload, settings, scope, compares=True, path=""):
+def open_session(context_class, workload, settings, scope):
     """Return the session of a workload in the settings' phase and a scope; raises SettingError or MeasurementError.
 
     Args:
         context_class: the framework's DeviceContext.
-        compares: whether the model is compared with the CPU, as Proof takes it.
-        path: the file with the numbers of the first process, as Proof takes it.
     """
     phase = settings.phase
     is_operator = workload.samples is not None
@@ -45,22 +39,22 @@ def open_session(context_class, workload, settings, scope, compares=True, path="
         kind = f"a classification model of {settings.framework}, and only those are measured"
         raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
     context = context_class(settings)
-    context.proof = Proof(context, compares, path)
     if scope == "input":
-        return InputSession(context, context.open_stream(workload, settings))
-    context.proof.measure_precision(context, workload.has_convolutions)
+        return InputSession(context, workload, settings)
     if is_operator:
-        return OperatorSession(context, workload)
+        return OperatorSession(context, workload, settings)
     if phase in ("prefill", "decode"):
-        return Generation(context, workload, settings)
+        return Generation(context, context.build_cached(workload), workload, settings)
     model = context.build(workload, is_trained=phase in TRAINING)
     kind = EpochSession if scope == "epoch" else SESSIONS[phase]
-    stream = context.open_stream(workload, settings) if scope == "end_to_end" else None
-    return kind(context, model, workload, settings, stream)
+    session = kind(context, model, workload, settings)
+    if scope == "end_to_end":
+        session.read_files()
+    return session
 
 
 class BaseSession:
-    """One workload on one device, checked and ready to be timed; phase and scope decide what a step is.
+    """One workload on one device, ready to be timed; the phase decides what a step is.
 
     A subclass has step(), which submits one step on the next batch and may return before it is done.
     """
@@ -71,77 +65,71 @@ class BaseSession:
     num_workers: int | None = None  # that prepare batches; None: the batches are resident
     queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
     stream: Stream | None = None  # where the batches come from; None: they are resident
-    refuse_wrong_result: Callable[[], None] = staticmethod(lambda: None)  # the proof after the windows
     last_result: Any  # a tensor that depends on the last step, in training an updated weight; what read() reads
+    inputs: Any  # of the last step, on the device
+    precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
+    steps_run = False  # whether check_steps_run() has passed
+    first_loss: float | None = None  # of the first step of training
+    output_error: float | None = None  # of two items, against the CPU
 
-    def __init__(self, context, batches):
-        """Store the context and the batches: a Stream, an iterator, or (seed) -> resident batches, which take turns."""
+    def __init__(self, context, workload, settings):
         self.context = context
-        self.proof = context.proof
-        self.batches = batches  # resident ones are on the device; a stream's are put there by each step
-        if callable(batches):
-            self.batches = itertools.cycle(batches(context.seed))
-        elif isinstance(batches, Stream):
-            self.stream = batches
-            self.num_workers = batches.num_workers
-            self.queue_steps = batches.queue_steps
-            self.batches = itertools.starmap(context.put, batches.batches)
+        self.workload = workload
+        self.settings = settings
+        self.batch_size = settings.batch_size
+        self.notes = []  # what a reader of the rows has to know
+
+    def put(self, batches):
+        """Yield on the device what the steps on some batches in NumPy take, as they take it."""
+        return itertools.starmap(self.context.put, batches)
+
+    def make_resident(self, count):
+        """Take resident batches of `count` items, which take turns."""
+        self.batches = itertools.cycle(self.put(self.workload.make_batches(count, self.context.seed)))
+
+    def read_files(self):
+        """Take batches that workers read from JPEG files, which each step puts on the device."""
+        self.stream = self.context.open_stream(self.workload, self.settings)
+        self.num_workers, self.queue_steps = self.stream.num_workers, self.stream.queue_steps
+        self.batches = itertools.starmap(self.context.put, self.stream.batches)
 
     def synchronize(self):
         """Return when all submitted work is complete."""
         self.context.synchronize()
 
-    def read(self, output=None):
-        """Wait for, and return, a number that depends on the last step, or on a kept output of an earlier one."""
-        return self.context.read(self.last_result if output is None else output)
+    def read(self):
+        """Wait for, and return, a number that depends on the last step."""
+        return self.context.read(self.last_result)
 
     @property
     def queues_steps(self):
         """Return whether step() returns before the device has computed it, as it does on a GPU."""
         return self.context.queues_steps
 
-    def keep_output(self):
-        """Return last_result in memory that later steps do not overwrite."""
-        return self.context.keep(self.last_result)
-
     def trace_count(self):
         """Return how often the framework has compiled a function of the model that is timed."""
         return self.context.trace_count()
 
-    def can_keep_outputs(self):
-        """Return whether last_result is an output of only the last step, and so small that several may be kept."""
-        return False
-
     def after_first_step(self):
-        """Raise MeasurementError if the first step was not compiled, or is useless; reset the peak memory. Not timed.
+        """Raise MeasurementError if the first step was not as it was asked for; reset the peak memory. Not timed.
 
         A first step that tries several algorithms needs memory that the work itself does not need.
         """
+        if self.precisions is None:
+            self.precisions = precision.check_precision(self.context, self.workload.has_convolutions)
         self.context.reset_peak_memory()
 
-    def updates(self):
-        """Return how many steps the optimizer itself has counted; None without one, or if it may skip some."""
+    def matrices(self):
+        """Yield (name, some of its values) of each matrix that the steps move; nothing if they move none."""
+        yield from ()
 
-    def checksum(self):
-        """Return a tuple of numbers, at least half of which steps of training change; None if a step changes none."""
+    def read_loss(self):
+        """Return the last step's loss; None without one."""
 
-    def marks(self):
-        """Return {name: number} of what each step of training changes, besides the weights."""
-        return {}
-
-    def check_last_step(self):
-        """Raise MeasurementError (`wrong_output`) unless the last step's output equals a fresh computation of it.
-
-        Does nothing if a step cannot be repeated, as in training and in the scope input.
-        """
-
-    def check_pipeline(self):
-        """Raise MeasurementError (`wrong_output`) unless a pipeline follows when its files exchange their names.
-
-        Does nothing if the batches are resident.
-        """
-        if self.stream and self.stream.check_pictures:
-            self.stream.check_pictures([self.context.as_array(each) for each in batch] for batch in self.batches)
+    def copy_items(self):
+        """Check what can be checked of the last step, before any other one; return what check_output() takes."""
+        if self.stream:
+            check.check_useful(self.context.to_numpy(self.inputs[0]), "pipeline's pictures")
 
     def close(self):
         """Stop the workers and free the device's memory."""
@@ -153,24 +141,25 @@ class BaseSession:
 class InputSession(BaseSession):
     """A step prepares one batch and copies it to the device, without a model."""
 
+    def __init__(self, context, workload, settings):
+        super().__init__(context, workload, settings)
+        self.read_files()
+        self.precisions = {}  # nothing is computed
+
     def step(self):
-        images, *_ = next(self.batches)
-        self.last_result = images[-1, -1, -1]  # one row is enough to wait for
+        self.inputs = next(self.batches)
+        self.last_result = self.inputs[0][-1, -1, -1]  # one row is enough to wait for
 
 
 class OperatorSession(BaseSession):
     """A step is one operator on the next operands, called as users call it."""
 
-    def __init__(self, context, workload):
+    def __init__(self, context, workload, settings):
+        super().__init__(context, workload, settings)
         sets = workload.make_batches(workload.items_per_step, context.seed)
         sets = [(context.put_operands(operands), workload.samples(operands)) for operands in sets]
-        super().__init__(context, itertools.cycle(sets))
-        self.rounding = context.proof.measured_precision
-        if workload.model == "conv3x3" and context.device == "mps" and "16" in context.precision:
-            self.rounding = "lower"  # Winograd's method has an error of 5.7 % in bfloat16
+        self.batches = itertools.cycle(sets)
         self.work = context.operator(workload.model)
-        self.step()
-        self.check_last_step()
 
     def step(self):
         self.output = None  # the CPU's allocator can then reuse its memory, and needs no new pages
@@ -181,10 +170,13 @@ class OperatorSession(BaseSession):
     def last_result(self):
         return self.context.last_row(self.output)
 
-    def check_last_step(self):
+    def copy_items(self):
         """Compare the last output at sampled places with float64."""
         indices, expected = self.samples
-        proof.check_samples(self.context.sample(self.output, indices), expected, self.rounding)
+        rounding = list(self.precisions.values())
+        if self.workload.model == "conv3x3" and self.context.device == "mps" and "16" in self.context.precision:
+            rounding = ["lower"]  # Winograd's method has an error of 5.7 % in bfloat16
+        check.check_samples(self.context.sample(self.output, indices), expected, rounding)
 
 
 class ModelSession(BaseSession):
@@ -192,117 +184,80 @@ class ModelSession(BaseSession):
 
     model: Any  # a Model or CachedModel of base.py
 
-    def __init__(self, context, model, workload, settings, stream=None):
-        """Prepare the model's steps.
-
-        Args:
-            stream: batches from a pipeline; None: resident ones of the workload.
-        """
-        proof.refuse_other_parameters(model.parameters, workload.parameters)
-        self.workload = workload
-        self.batch_size = settings.batch_size
+    def __init__(self, context, model, workload, settings):
+        super().__init__(context, workload, settings)
+        check.check_parameters(model.parameters, workload.parameters)
         self.model = model
         self.parameters = model.parameters
-        super().__init__(context, stream or (lambda seed: self.put(workload.make_batches(settings.batch_size, seed))))
-        self.prove_before()
-        context.traces = 0  # what was compiled for the proof does not count
+        self.make_resident(settings.batch_size)
 
-    def put(self, batches):
-        """Yield on the device what the steps on some batches in NumPy take, as they take it."""
-        return itertools.starmap(self.context.put, batches)
-
-    def prove_before(self):
-        """Compute what the proof needs of the weights before the first step."""
-        self.initial = self.sum_weights()
-
-    def sum_weights(self):
-        """Return a checksum of the last rows of each weight, of experts those of the last one."""
-        weights = (each[-1] if len(each.shape) == 3 else each for each in self.model.trained_weights())
-        rows = (self.context.as_array(each[-8:]) for each in weights)
-        return tuple(zlib.crc32(numbers.tobytes()) for numbers in rows)
+    def flops_of_item(self, inputs=None):
+        """Return the FLOPs of an item with these inputs; 0 if they are unknown."""
+        return (self.workload.flops_per_item or 0) * self.workload.items_per_step / self.batch_size
 
     def after_first_step(self):
-        proof.refuse_skipped_compilation(self.context)
+        check.check_compiled(self.context)
         super().after_first_step()
-
-    def free(self):
-        """Free the batches, and what only training needs: the reference needs memory."""
-        self.batches, self.last_result = iter(()), None
 
 
 class Inference(ModelSession):
     """A step is one forward pass without gradients."""
 
-    def can_keep_outputs(self):
-        return math.prod(self.last_result.shape) <= KEPT_NUMBERS
-
     def step(self):
         self.inputs = self.workload.inputs_of(next(self.batches))
         self.last_result = self.model.infer(*self.inputs)
 
-    def run_steps(self, steps):
-        """Run the steps that put() yields; return the output of each, copied before the next step."""
-        outputs, usual = [], self.batches
-        for each in steps:
-            self.batches = iter([each])
-            self.step()
-            outputs.append(np.array(self.context.as_array(self.last_result)))
-        self.batches = usual
-        return outputs
+    def read_output(self):
+        """Return the last output in NumPy, which later steps do not overwrite."""
+        return np.array(self.context.to_numpy(self.last_result))
 
-    def after_first_step(self):
-        proof.refuse_useless_output(self.context.as_array(self.last_result))
-        super().after_first_step()
+    def read_inputs(self, place):
+        """Return the inputs of one item of the last step in NumPy; their first axis has one place."""
+        return tuple(self.context.to_numpy(each[place : place + 1]) for each in self.inputs)
 
-    def check_last_step(self):
-        last = np.array(self.context.as_array(self.last_result))
-        again = self.context.as_array(self.model.infer(*self.inputs))
-        proof.refuse_stale_output(last, again, self.proof.fixed_limit / 10)
-
-    def refuse_wrong_result(self):
-        proof.refuse_wrong_output(self)
-
-    def free(self):
-        self.inputs = None
-        super().free()
+    def copy_items(self):
+        super().copy_items()
+        return check.copy_items(self)
 
 
 class Training(ModelSession):
     """A step is a whole step of training."""
 
-    def prove_before(self):
-        self.initial = proof.evaluate_initial_weights(self)
+    moves_weights = True
+
+    def __init__(self, context, model, workload, settings):
+        super().__init__(context, model, workload, settings)
+        self.gradients = check.compute_gradients(self)
+        context.traces = 0  # what was compiled for the check does not count
+
+    def after_first_step(self):
+        super().after_first_step()
+        if self.gradients:
+            self.output_error = check.check_gradients(self, *self.gradients)
+            self.gradients = None
+        if self.first_loss is None:
+            self.first_loss = self.read_loss()
 
     def step(self):
-        self.model.train(*next(self.batches))
+        self.inputs = next(self.batches)
+        self.model.train(*self.inputs)
 
     @property
     def last_result(self):
         return self.model.last_weight
 
-    def updates(self):
-        return self.model.updates()
+    def read_loss(self):
+        return self.context.read(self.model.loss)
 
-    def checksum(self):
-        # BatchNorm keeps the norms of the weights before it almost as they are, and 16 bits lose small steps.
-        sums = self.sum_weights()
-        return (hash(sums),) if self.context.precision in ("float16", "bfloat16") else sums
-
-    def marks(self):
-        return self.model.marks()
-
-    def refuse_wrong_result(self):
-        proof.refuse_wrong_gradients(self)
-
-    def free(self):
-        self.batches = iter(())
-        self.model.free_optimizer()
+    def matrices(self):
+        if self.moves_weights:
+            yield from self.model.matrices()
 
 
 class Forward(Training):
     """A step is the forward pass of training."""
 
-    updates, checksum = BaseSession.updates, BaseSession.checksum
+    moves_weights = False
 
     def step(self):
         self.model.forward(*next(self.batches))
@@ -312,10 +267,8 @@ class Forward(Training):
         return self.model.loss
 
 
-class Backward(Training):
+class Backward(Forward):
     """A step is the backward pass; the forward pass comes before it."""
-
-    updates, checksum = BaseSession.updates, BaseSession.checksum
 
     def prepare(self):
         self.model.forward(*next(self.batches))
@@ -351,80 +304,41 @@ class Generation(Inference):
     When the cache is full, decode starts again after DEPTH.
     """
 
-    def __init__(self, context, workload, settings):
-        self.settings = settings
+    def __init__(self, context, model, workload, settings):
         self.is_decode = settings.phase == "decode"
         self.start = settings.depth if self.is_decode else 0
         self.length = 1 if self.is_decode else settings.prompt_tokens
-        model = context.build_cached(workload)
         ((ids,), *_) = workload.make_batches(settings.batch_size, context.seed)
         model.open_cache(*ids.shape)
         super().__init__(context, model, workload, settings)
+        self.filled = ids[:, : self.start]  # what the cache has before a round of decode
         if self.start:
-            self.feed(ids[:, : self.start])
+            model.fill(*context.put(np.ascontiguousarray(self.filled)))
         self.weight_bytes = model.weight_bytes
         self.has_experts = workload.sizes.num_experts > 1
 
     def put(self, batches):
         for (ids,) in batches:
-            yield from self.put_from(self.start, ids)
-
-    def put_from(self, start, ids):
-        """Yield the steps that read these tokens from a place on: (place, tokens on the device)."""
-        for at in range(start, ids.shape[1], self.length):
-            yield at, *self.context.put(np.ascontiguousarray(ids[:, at : at + self.length]))
+            for place in range(self.start, ids.shape[1], self.length):
+                end = place + self.length
+                yield place, *self.context.put(np.ascontiguousarray(ids[:, place:end])), ids[:, self.start : end]
 
     @property
     def queues_steps(self):
         return super().queues_steps and (self.is_decode or not self.has_experts)  # prefill waits for their choice
 
     def step(self):
-        self.inputs = place, tokens = next(self.batches)
+        place, tokens, self.inputs = next(self.batches)
         if place == self.start:
             self.model.seek(place)
         self.last_result = self.model.extend(tokens)
 
-    def refuse_wrong_result(self):
-        proof.refuse_wrong_logits(self)
+    def read_inputs(self, place):
+        """Return the whole sequence of an item, as far as it was read."""
+        return (np.concatenate([each[place : place + 1] for each in (self.filled, self.inputs)], axis=1),)
 
-    def feed(self, ids, returns_all=False):
-        """Add tokens in NumPy to the cache, uncompiled; return the last logits, or all."""
-        return self.context.as_array(
-            self.model.extend_uncompiled(*self.context.put(np.ascontiguousarray(ids)), returns_all)
-        )
-
-    @property
-    def kept_places(self):
-        """Return the places of the tokens whose logits run_new() returns."""
-        last = self.start + self.settings.new_tokens - 1
-        return sorted({self.start, (self.start + last) // 2, last}) if self.is_decode else [self.length - 1]
-
-    def run_new(self, ids):
-        """Run steps on a new batch of tokens; return the logits of kept_places: (sequences, vocabulary) of each.
-
-        Of a round of decode only the steps before these places are run; the other tokens are read at once.
-        """
-        done, outputs = 0, []
-        self.model.seek(0)
-        for place in self.kept_places:
-            first = max(done, self.start, place - ROUND_STEPS + 1) if self.is_decode else 0
-            if first > done:
-                self.feed(ids[:, done:first])
-            done = place + 1
-            outputs.append(self.run_steps(self.put_from(first, ids[:, :done]))[-1])
-        return outputs
-
-    def read_at_once(self, ids):
-        """Return the logits of all tokens in an empty cache, uncompiled."""
-        usual = self.model.cache
-        self.model.open_cache(*ids.shape)
-        logits = self.feed(ids, returns_all=True)
-        self.model.cache = usual
-        return logits
-
-    def free(self):
-        super().free()
-        self.model.cache = None
+    def flops_of_item(self, inputs=None):
+        return (self.workload.flops_per_item or 0) * inputs[0].shape[1]
 
 
 class EpochSession(Training):
@@ -432,18 +346,18 @@ class EpochSession(Training):
 
     losses: list  # the loss of each step of the last epoch, still on the device
 
-    def __init__(self, context, model, workload, settings, stream=None):
-        super().__init__(context, model, workload, settings, iter(()))
+    def __init__(self, context, model, workload, settings):
+        super().__init__(context, model, workload, settings)
         train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
         self.train_data = context.put(train_inputs, train_labels)
         self.test_inputs, _ = context.put(test_inputs, self.test_labels)
         count = len(train_labels)
         # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
         self.train_epoch(np.arange(min(count, self.batch_size + (count % self.batch_size or self.batch_size))))
-        self.refuse_wrong_result()  # once more at the end: epochs may take hours
+        self.after_first_step()
 
-    def free(self):
-        """Free nothing: the epochs follow."""
+    def make_resident(self, count):
+        """Take no resident batches: the whole data is on the device."""
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""
@@ -456,5 +370,5 @@ class EpochSession(Training):
     def evaluate(self):
         """Return the share of the test data that is classified correctly."""
         starts = range(0, len(self.test_labels), EVALUATED_ITEMS)
-        outputs = [self.model.predict(self.test_inputs[start : start + EVALUATED_ITEMS]) for start in starts]
+        outputs = [self.model.output(self.test_inputs[start : start + EVALUATED_ITEMS]) for start in starts]
         return float(np.mean(np.concatenate(outputs).argmax(1) == self.test_labels))

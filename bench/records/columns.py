@@ -58,7 +58,7 @@ OPERATORS = ("matmul", "convolution", "bandwidth")
 PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 # What a row of ours may say: a result, why a process has none, and what a check refused.
 STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")
-STATUSES += ("wrong_output", "wrong_model", "constant_output", "work_skipped")
+STATUSES += ("wrong_output", "wrong_model", "work_skipped")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
 COLUMNS = {
@@ -103,7 +103,7 @@ COLUMNS = {
     "matrix_size": Column("work", "m x n x k", "word", words="{}"),
     "precision": Column("work", "as asked for", PRECISIONS, words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
-    "output_error": Column("result", "of the output against the reference on the CPU, relative L2", "number"),
+    "output_error": Column("result", "of two items against the CPU: the larger relative L2 error", "number"),
     "compile": Column("work", "or a mode of torch.compile; in JAX always 1", tuple(COMPILE_WORDS), words=COMPILE_WORDS),
     "memory_format": Column("work", "of images and convolutions", settings.MEMORY_FORMATS, words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", "count", words="batch {}"),

@@ -86,7 +86,6 @@ def combine_quantity(rows):
         **interval,
         **{name: known[name][0] for name in OF_SOME if known[name]},
         "output_error": max(known["output_error"], default=None),
-        # Only the first process knows whether a model could be compared with the CPU.
         "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in sound), *reasons]))),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in sound),
         "flags": " ".join(dict.fromkeys(flags)),

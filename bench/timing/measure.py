@@ -2,12 +2,12 @@
 
 The order of a measurement:
 
-    first step -> warm-up -> proof that every step runs -> windows -> proof of what they did
+    first step -> warm-up -> check that every step runs -> windows -> check of what they did
 
 No window is dropped. Anything that makes a result unreliable raises a flag.
 Statistics, such as the width of the interval, are columns and not flags.
 
-measure_stream() times a pipeline; all else is for resident batches. proof.py has the proof.
+measure_stream() times a pipeline; all else is for resident batches. bench/check.py has the checks.
 """
 
 import math
@@ -15,10 +15,10 @@ import statistics
 import time
 from dataclasses import dataclass
 
+from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
 from bench.timing import MAX_UNEVEN, MeasurementError
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 from bench.timing.job import Job, collection_disabled, idle_barrier_seconds, timed
-from bench.timing.proof import SINGLE_STEPS, check_counters, refuse_skipped_steps, start_counters
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
@@ -84,7 +84,7 @@ def measure(job: Job):
 
 
 def start_up(job: Job):
-    """Run a session's first step and its warm-up, and prove that its steps run.
+    """Run a session's first step and its warm-up, and check that its steps run.
 
     Returns:
         (steps in a window, seconds of the first step, seconds of the warm-up).
@@ -103,11 +103,11 @@ def start_up(job: Job):
     step_seconds = warm_up(session, clock, MAX_WARMUPS * job.max_seconds)
     warmup_seconds = clock() - began
 
-    # The proof that every step of a window runs.
+    # The check that every step of a window runs.
     steps = choose_steps(job, step_seconds)
     if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * steps * step_seconds:
         raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
-    refuse_skipped_steps(job, steps)
+    check_steps_run(job, steps)
     return steps, first_step_seconds, warmup_seconds
 
 
@@ -146,8 +146,8 @@ def measure_stream(job: Job):
     began = clock()
     steps = choose_stream_steps(job, drain_queue(job))  # the batches that were prepared before are used up
     about = {"first_step_seconds": first_step_seconds, "warmup_seconds": clock() - began, "rates": []}
-    refuse_skipped_steps(job, steps)
-    if steps > 1:
+    if not session.steps_run:  # the model was not timed with resident batches
+        check_steps_run(job, steps)
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
     counters = start_counters(job)
     windows, stop_reason = [], ""

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bench import frameworks
+from bench import check, frameworks, precision
 from bench.frameworks import base
 from bench.settings import FRAMEWORKS, TRAINING
-from bench.timing import MeasurementError, measure, proof
+from bench.timing import MeasurementError, measure
 from bench.timing.job import Job
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
-from tests.frameworks.sessions import Opener, StepClock, assert_measured, measure_and_prove
+from tests.frameworks.sessions import Opener, StepClock, assert_measured, measure_and_check
 
 FRAMEWORK = frameworks.load(TESTED)
 LACKS = FRAMEWORKS[TESTED].lacks
@@ -48,24 +48,26 @@ MEASURED = [*itertools.product(("mlp",), PHASES), *itertools.product(("image", "
 @pytest.mark.parametrize(("script", "phase"), MEASURED)
 def test_a_session_is_measured(script, phase):
     session = open_session(script, phase)
-    assert (session.proof.measured_precision, session.num_workers, session.queue_steps) == ("float32", None, None)
+    assert (session.num_workers, session.queue_steps) == (None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
     before, first = read_weight(session), step(session)
     assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
     assert step(session) != first > 0
     assert_measured(session, 2)
+    assert set(session.precisions.values()) == {"float32"}
     assert session.parameters == open_session.workload(script, phase).parameters
 
 
-@pytest.mark.parametrize("phase", PHASES[:2])
-def test_the_proof_leaves_the_weights_as_they_are(phase):
-    session = open_session("image", phase)
-    weights = [session.context.as_array(each) for each in session.model.trained_weights()]
-    assert {each.flat[0] for each in weights if each.ndim == 1 and np.ptp(each) == 0} == {0, 1}  # of BatchNorm
+def test_the_check_leaves_the_weights_and_the_mode_as_they_are():
+    session = open_session("image", "training")
+    before = {name: session.context.to_numpy(each) for name, each in session.model.trained_weights().items()}
+    norms = [each.flat[0] for each in before.values() if each.ndim == 1 and np.ptp(each) == 0]
+    assert set(norms) == {0, 1}  # of BatchNorm
+    check.compute_gradients(session)
+    after = session.model.trained_weights()
+    assert all(np.array_equal(before[name], session.context.to_numpy(after[name])) for name in before)
     session.step()
-    before = session.sum_weights()
-    session.refuse_wrong_result()
-    assert session.sum_weights() == before
+    assert not any(np.array_equal(a, b) for (_, a), b in zip(session.matrices(), before.values(), strict=False))
 
 
 def test_every_workload_has_a_builder():
@@ -121,43 +123,48 @@ def test_failures_are_told_apart(error, status, capsys):
     assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
 
-# Whether the CPU is needed to see it, the part that is wrong, and wrong(array).
-WRONG = {
-    "permuted_classes": (True, proof.OUTPUT, lambda output: output[:, ::-1]),
-    "ignored_input": (False, proof.OUTPUT, lambda output: 0 * output + output[:1]),
-    "zero": (False, proof.OUTPUT, lambda output: 0 * output),
-    "not_a_number": (False, proof.OUTPUT, lambda output: np.full_like(output, np.nan)),
-    "no_gradient": (False, proof.LAST, lambda gradient: 0 * gradient),
-    "doubled_gradient": (True, proof.LAST, lambda gradient: 2 * gradient),
-    "doubled_first_gradient": (True, proof.FIRST, lambda gradient: 2 * gradient),
-    "no_inner_gradient": (True, None, lambda gradient: 0 * gradient),
+WRONG = {  # (output, norms of gradients) of the device
+    "permuted_classes": lambda output, norms: (output[:, ::-1], norms),
+    "ignored_input": lambda output, norms: (0 * output + output[:1], norms),
+    "zero": lambda output, norms: (0 * output, norms),
+    "not_a_number": lambda output, norms: (np.full_like(output, np.nan), norms),
+    "no_gradient": lambda output, norms: (output, [*norms[:-1], 0]),
+    "sum_instead_of_mean": lambda output, norms: (output, [2 * norm for norm in norms]),
+    "no_inner_gradient": lambda output, norms: (output, [*norms[:3], 0, *norms[4:]]),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_device_that_computes_something_else_is_refused(monkeypatch, name):
+def test_a_device_whose_gradients_or_output_differ_is_refused(monkeypatch, name):
     """The device is wrong, and not the CPU that it is compared with."""
-    assert_measured(open_session(MODEL="mlp-64-64"), 8)
-    (needs_cpu, part, wrong), right, calls = WRONG[name], FRAMEWORK.Model.evaluate, itertools.count()
+    right, calls = FRAMEWORK.Model.gradients, itertools.count()
 
-    def evaluate(*arguments, **options):
-        parts, is_reference = right(*arguments, **options), next(calls) > 1
-        wanted = part or list(parts)[3]
-        return parts if is_reference else parts | {wanted: wrong(parts[wanted])}
+    def gradients(*arguments):
+        found = right(*arguments)
+        return found if next(calls) else WRONG[name](*found)
 
-    monkeypatch.setattr(FRAMEWORK.Model, "evaluate", evaluate)
-    session = open_session(MODEL="mlp-64-64") if needs_cpu else None
+    monkeypatch.setattr(FRAMEWORK.Model, "gradients", gradients)
     with pytest.raises(MeasurementError) as error:
-        measure_and_prove(session or open_session(MODEL="mlp-64-64"))
+        measure_and_check(open_session(MODEL="mlp-64-64"))
+    assert error.value.status == "wrong_output"
+
+
+@pytest.mark.parametrize("name", ["permuted_classes", "ignored_input", "zero", "not_a_number"])
+def test_a_device_whose_timed_output_differs_is_refused(monkeypatch, name):
+    session = open_session("mlp", "inference", MODEL="mlp-64-64")
+    right = session.read_output
+    session.read_output = lambda: WRONG[name](right(), None)[0]
+    with pytest.raises(MeasurementError) as error:
+        measure_and_check(session)
     assert error.value.status == "wrong_output"
 
 
 def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
-    monkeypatch.setattr(proof, "_probed", {})
+    monkeypatch.setattr(precision, "_probed", {})
     right, short = FRAMEWORK.DeviceContext.probe, lambda x: x.astype(np.float16).astype(np.float32)
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", lambda self, name, *x: right(self, name, *map(short, x)))
     with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
-        open_session("mlp", "inference")
+        measure_and_check(open_session("mlp", "inference"))
     assert error.value.status == "wrong_output"
 
 
@@ -176,7 +183,7 @@ def short(bits):
     [("matmul", 11, True), ("matmul", 8, True), ("convolution", 11, False), ("convolution", 8, True)],
 )
 def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, operator, bits, refused):
-    monkeypatch.setattr(proof, "_probed", {})
+    monkeypatch.setattr(precision, "_probed", {})
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")  # which does it on some CPUs
     right = FRAMEWORK.DeviceContext.probe
 
@@ -187,7 +194,7 @@ def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, oper
     settings = open_session.settings("image")
     context = FRAMEWORK.DeviceContext(settings)
     with pytest.raises(MeasurementError, match="unset ONEDNN") if refused else nullcontext() as error:
-        proof.Proof(context).measure_precision(context, has_convolutions=True)
+        precision.check_precision(context, has_convolutions=True)
     assert not refused or error.value.status == "unsupported"
 
 
@@ -201,7 +208,7 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
     wrong = lambda context, function: counted(context, lambda *inputs: scale(function(*inputs)))  # noqa: E731
     monkeypatch.setattr(base.DeviceContext, "counted", wrong)
     with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
-        measure_and_prove(open_session("mlp", "inference", COMPILE="1"))
+        measure_and_check(open_session("mlp", "inference", COMPILE="1"))
 
 
 @needs_parts
@@ -253,7 +260,7 @@ def test_epochs_take_the_given_order(monkeypatch):
     session.train_epoch(order)
     assert [len(target) for _, target in seen] == [32, 32, 32, 32, 22]
     assert [int(label) for _, target in seen for label in target] == labels[order].tolist()
-    assert np.array_equal(session.context.as_array(seen[0][0])[5], images[order[5]])
+    assert np.array_equal(session.context.to_numpy(seen[0][0])[5], images[order[5]])
     for epoch in range(1, 4):
         _, flags = measure.measure_epoch(Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
         assert not {"recompiled", "not_finite"} & set(flags)
@@ -267,12 +274,12 @@ def test_lower_precisions_are_what_they_say(precision):
     if precision in LACKS:
         pytest.skip("it does not have that")
     session = open_session(PRECISION=precision)
-    assert session.proof.measured_precision == precision.removeprefix("mixed_")
     before = read_weight(session)
     assert all(np.isfinite(step(session)) for _ in range(4))
     assert read_weight(session) != before
-    session.refuse_wrong_result()
-    assert 1e-5 < session.proof.output_error < 0.05
+    session.after_first_step()
+    assert session.precisions == {"matmul": precision.removeprefix("mixed_")}
+    assert 1e-5 < session.output_error < 0.05
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -283,15 +290,15 @@ def test_operators_are_measured(monkeypatch, precision):
     works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     for workload in works:
         session = open_session.operator(workload, precision)
-        assert session.proof.measured_precision == precision
         assert_measured(session, 1)
+        assert set(session.precisions.values()) == {precision}
 
 
 def test_a_wrong_operator_is_refused(monkeypatch):
     right = FRAMEWORK.OPERATORS["matmul"]
     monkeypatch.setitem(FRAMEWORK.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
     with pytest.raises(MeasurementError, match="the output differs from float64"):
-        open_session.operator(operators.matmul((32, 32, 32)))
+        measure_and_check(open_session.operator(operators.matmul((32, 32, 32))))
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="its copy has an output")

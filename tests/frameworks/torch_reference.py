@@ -59,7 +59,7 @@ def write(model, folder):
     session = on_torch.open_session(*describe(model, USE_GPU="0"), "device")
     ours, (inputs, labels) = session.model, next(session.batches)
     kept = {name: value.numpy().copy() for name, value in ours.module.state_dict().items()}
-    logits, losses, gradients = ours.predict(inputs), [], {}
+    logits, losses, gradients = ours.output(inputs), [], {}
     ours.module.train(model not in TINY)  # dropout draws other numbers in other frameworks
     for _ in range(3):
         ours.train(inputs, labels)

@@ -14,6 +14,7 @@ from bench.frameworks.session import OperatorSession
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
+from tests.frameworks.sessions import measure_and_check
 
 SMALL_CONVOLUTION = functools.partial(
     operators.operator, "conv3x3", ((1, 2, 8, 8), (2, 2, 3, 3)), operators.sample_convolution
@@ -62,13 +63,12 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
         monkeypatch.setattr(operators, name, value)
     workload = build()
     session = open_session(workload, precision)
-    session.step()
+    measure_and_check(session)
     assert np.isfinite(session.read())
-    session.check_last_step()
     right = on_torch.OPERATORS[workload.model]
     monkeypatch.setitem(on_torch.OPERATORS, workload.model, wrong or (lambda *operands: right(*operands) * 1.01))
     with pytest.raises(MeasurementError, match="the output differs") as error:
-        open_session(workload, precision)
+        measure_and_check(open_session(workload, precision))
     assert error.value.status == "wrong_output"
     assert wrong or "float64's by 1.0e-02" in str(error.value)
 
@@ -86,7 +86,7 @@ def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch,
     right = on_torch.OPERATORS["matmul"]
     monkeypatch.setitem(on_torch.OPERATORS, "matmul", rounded_to(bits)(right))
     with pytest.raises(MeasurementError, match="the output differs") as error:
-        open_session(operators.matmul((32, 48, 64)))
+        measure_and_check(open_session(operators.matmul((32, 48, 64))))
     assert error.value.status == "wrong_output"
 
 
@@ -98,10 +98,12 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
     workload = SMALL_CONVOLUTION()
     wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
     fakes = {"put_operands": list, "operator": lambda name: wrong, "sample": lambda output, indices: output}
-    proof = SimpleNamespace(measured_precision="float16")
-    context = SimpleNamespace(device=device, precision="float16", proof=proof, seed=0, **fakes)
+    context = SimpleNamespace(device=device, precision="float16", seed=0, **fakes)
+    session = OperatorSession(context, workload, SimpleNamespace(batch_size=4))
+    session.precisions = {"matmul": "float16", "convolution": "float16"}
+    session.step()
     with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
-        OperatorSession(context, workload)
+        session.copy_items()
 
 
 def test_the_numbers_of_8_bits_need_no_rounding():

@@ -1,15 +1,12 @@
 """MLX: devices, models, losses. Its networks and language models are in on_mlx_*.py.
 
 MLX is lazy: an operator only adds to a graph, and mx.synchronize() waits for what was evaluated but evaluates nothing.
-So every step here ends in mx.async_eval() of everything that it produced, and Model.updates() refuses a step of
-training that leaves something unevaluated.
+So every step here ends in mx.async_eval() of everything that it produced.
 """
 
-import io
+import copy
 import os
-import zlib
 from functools import partial
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -19,7 +16,6 @@ from mlx.utils import tree_flatten
 from bench.frameworks import Device, base, session
 from bench.frameworks.apple_mlx import on_mlx_llm, on_mlx_networks
 from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
-from bench.timing import MeasurementError, proof
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}
@@ -71,9 +67,11 @@ def cross_entropy(outputs, target):
     return nn.losses.cross_entropy(outputs.astype(mx.float32), target, reduction="mean")
 
 
-def as_numpy(array):
-    """Return an MLX array in NumPy, which has no bfloat16."""
-    return np.array(array.astype(mx.float32))
+def to_numpy(array):
+    """Return an MLX array in NumPy, which has no bfloat16; images with channels first."""
+    is_float = mx.issubdtype(array.dtype, mx.floating)
+    array = np.array(array.astype(mx.float32) if is_float else array)
+    return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
 class DeviceContext(base.DeviceContext):
@@ -86,16 +84,16 @@ class DeviceContext(base.DeviceContext):
     def image_models():
         return list(RESNETS)
 
-    as_array = staticmethod(as_numpy)
+    to_numpy = staticmethod(to_numpy)
     synchronize = staticmethod(mx.synchronize)
     release = staticmethod(mx.clear_cache)
-    has_float64_convolutions = False
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
         # MLX reads it once: in a process with both precisions, the probe refuses the later one.
         os.environ["MLX_ENABLE_TF32"] = str(int(self.precision == "tf32"))
         mx.random.seed(self.seed)
+        self.stream = mx.default_device()
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
@@ -104,8 +102,15 @@ class DeviceContext(base.DeviceContext):
         left, right = self.put(left, right)
         if self.weight_bits:
             return on_mlx_llm.probe_quantised(left, right, self.weight_bits)
-        output = left @ right if name == "matmul" else mx.conv2d(left, right).transpose(0, 3, 1, 2)
-        return as_numpy(output), output.dtype == mx.float16
+        output = left @ right if name == "matmul" else mx.conv2d(left, right)
+        return to_numpy(output), output.dtype == mx.float16
+
+    def on_cpu(self):
+        """Return this context for the reference."""
+        context = copy.copy(self)
+        context.device, context.dtype, context.compile = "cpu", mx.float32, False
+        context.stream = mx.cpu
+        return context
 
     def compiled(self, function, *state):
         """Return the function, compiled with COMPILE=1; `state`: trees of arrays that it reads or replaces as well."""
@@ -145,7 +150,7 @@ class DeviceContext(base.DeviceContext):
     def sample(self, output, indices):
         if len(indices) == 4:
             indices = indices[0], indices[2], indices[3], indices[1]
-        return as_numpy(output[tuple(map(mx.array, indices))]).astype(np.float64)
+        return to_numpy(output[tuple(map(mx.array, indices))]).astype(np.float64)
 
     def read(self, values):
         return mx.linalg.norm(values.astype(mx.float32)).item()
@@ -158,19 +163,12 @@ class DeviceContext(base.DeviceContext):
         return None if self.device == "cpu" else mx.get_peak_memory() - self.used_before
 
 
-def matrices(tree):
-    """Return the weights of layers, or their gradients, in order; in 16 bits norms stay at 1 in training."""
-    named: Any = tree_flatten(tree)
-    return [each for name, each in named if each.ndim > 1 and name.split(".")[0] not in on_mlx_networks.TABLES]
-
-
 class Model(base.Model):
     """A module with its optimizer, if it is trained. The contract is in base.py."""
 
     def __init__(self, context, module, workload, is_trained):
         self.context = context
         self.workload = workload
-        self.is_trained = is_trained
         self.module = module.train(is_trained)
         self.size = sum(each.size for each in leaves(module.parameters()))
         self._infer = context.compiled(module, module)
@@ -202,82 +200,35 @@ class Model(base.Model):
 
     @property
     def last_weight(self):
-        return matrices(self.module.trainable_parameters())[-1]
+        return [each for each in self.trained_weights().values() if each.ndim > 1][-1]  # 16 bits leave norms at 1
 
     def trained_weights(self):
-        return leaves(self.module.trainable_parameters())
+        return dict(tree_flatten(self.module.trainable_parameters()))
 
-    def updates(self):
-        graph = io.StringIO()
-        mx.export_to_dot(graph, *leaves(self.state))
-        if pending := graph.getvalue().count("[label"):
-            raise MeasurementError("work_skipped", f"after the last step {pending} operators are not evaluated")
-        return int(self.optimizer.step)
+    def output(self, *inputs):
+        is_training = self.module.training
+        with mx.stream(self.context.stream):
+            output = to_numpy(self.module.eval()(*inputs))
+        self.module.train(is_training)
+        return output
 
-    def infer_uncompiled(self, *inputs):
-        return self.module(*inputs)
-
-    def evaluate(self, batch, items, is_compiled=True):
-        rows = mx.array(items)
-
+    def gradients(self, *batch):
         def loss_and_output(*batch):
-            output = self.module(*batch[:-1])[rows]
-            return base.LOSS_SCALE * cross_entropy(output, batch[-1][rows]), output
+            output = self.module(*batch[:-1])
+            return base.LOSS_SCALE * cross_entropy(output, batch[-1]), output
 
+        is_training = self.module.training
         self.module.eval()
-        run = nn.value_and_grad(self.module, loss_and_output)
-        (_, output), gradients = (self.context.compiled(run, self.module) if is_compiled else run)(*batch)
-        parts = {proof.OUTPUT: as_numpy(output)} | self.name_gradients(gradients)
-        self.module.train()
-        return parts
+        with mx.stream(self.context.stream):
+            (_, output), gradients = nn.value_and_grad(self.module, loss_and_output)(*batch)
+            norms = [self.context.read(each) for each in leaves(gradients)]
+            output = to_numpy(output)
+        self.module.train(is_training)
+        return output, norms
 
-    def name_gradients(self, gradients):
-        """Return {part of the proof: array} of a tree of gradients."""
-        layers = matrices(gradients)
-        parts = {}
-        for name, each in tree_flatten(gradients):
-            part = f"{proof.ADAPTER} {name}" if "lora_" in name else f"gradient of {name}"
-            if each is layers[0] and not self.workload.make_checked:
-                part = proof.FIRST
-            part = proof.LAST if each is layers[-1] else part
-            parts[part] = as_numpy(each if proof.is_whole(part) else proof.sample(each, proof.SAMPLED))
-        return parts
-
-    def build_reference(self, pair, precision):
-        dtype = getattr(mx, precision)
-
-        def evaluate(spread):
-            with on_mlx_llm.on_cpu(self.module, precision, spread):
-                batch = self.context.put(*pair, dtype=dtype)
-                if self.is_trained:
-                    return self.evaluate(batch, list(range(len(pair[0]))), is_compiled=False)
-                return {proof.OUTPUT: as_numpy(self.module(*self.workload.inputs_of(batch)))}
-
-        return evaluate, pair
-
-    def damp(self, factor):
-        for block in self.module.modules():
-            if isinstance(block, on_mlx_networks.Block):
-                norm = block[f"bn{block.count}"]
-                norm.weight = factor * norm.weight
-
-    def marks(self):
-        marks = {}
-        layers = self.module.modules()
-        norms = [each for each in layers if isinstance(each, nn.BatchNorm)]
-        if norms and self.context.dtype == mx.float32:  # 16 bits lose small steps
-            marks["statistics of BatchNorm"] = zlib.crc32(as_numpy(norms[-1].running_mean).tobytes())
-        if any(isinstance(each, nn.Dropout) and each._p_1 < 1 for each in layers):
-            marks["random numbers of dropout"] = zlib.crc32(np.array(mx.random.state[0]).tobytes())
-        return marks
-
-    def free_optimizer(self):
-        self.optimizer = self._train = self.state = None
-
-    def predict(self, *inputs):
-        outputs = as_numpy(self.module.eval()(*inputs))
-        self.module.train()
-        return outputs
+    def on_cpu(self):
+        module = on_mlx_llm.copy_weights(self.module, BUILDERS[self.workload.name](self.workload))
+        return Model(self.context.on_cpu(), module, self.workload, is_trained=False)
 
 
 open_session = partial(session.open_session, DeviceContext)

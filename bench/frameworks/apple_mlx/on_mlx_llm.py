@@ -1,7 +1,6 @@
 """Language models in MLX: mlx-lm's own classes, cache and LoRA, with random weights."""
 
 import itertools
-from contextlib import contextmanager
 from typing import Any
 
 import mlx.core as mx
@@ -11,13 +10,11 @@ from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import base
 from bench.frameworks.apple_mlx.on_mlx_networks import leaves
-from bench.timing import proof
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 TENSORS = ("weight", "scales", "biases")  # of a quantised layer
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
-CHECKED_ROWS = 1000  # of a quantised matrix, about
 GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
 
@@ -68,33 +65,13 @@ def build_trainable(workload):
     return module
 
 
-def leaf_layers(module):
-    """Return {name: layer} of the layers that hold no other layer."""
-    return dict(tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module))
-
-
 def quantise(module, bits):
-    """Quantise all matrices, routers to 8 bits as mlx-lm; each has memory in full only until it is quantised.
-
-    Raises:
-        MeasurementError: `wrong_output`: a restored matrix is not its original up to rounding.
-    """
+    """Quantise all matrices, routers to 8 bits as mlx-lm; each has memory in full only until it is quantised."""
     from mlx_lm.utils import quantize_model
 
-    originals = leaf_layers(module)
     quantize_model(module, {}, GROUP_SIZE, bits)
-    for name, layer in leaf_layers(module).items():
+    for _, layer in tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module):
         mx.eval(layer.parameters())
-        original = originals.pop(name)
-        if hasattr(original, "to_quantized"):
-            is_right = layer.scales.size * GROUP_SIZE == original.weight.size
-            proof.require(is_right, f"quantised, {name} has other groups than of {GROUP_SIZE} weights")
-            weights, *parts = (each.flatten(0, -2) for each in (original.weight, *(layer[part] for part in TENSORS)))
-            rows = slice(None, None, 1 + len(weights) // CHECKED_ROWS)  # of each expert
-            restored = dequantise([part[rows] for part in parts], layer.bits)
-            difference = mx.abs(restored - weights[rows]).reshape(-1, GROUP_SIZE)
-            steps = difference / mx.abs(layer.scales.flatten(0, -2)[rows].reshape(-1, 1))
-            proof.refuse_wrong_weights(steps.max().item(), name)
 
 
 def dequantise(parts, bits):
@@ -113,31 +90,10 @@ def probe_quantised(left, right, bits):
     return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16
 
 
-def restore(layer):
-    """Return a plain layer with the weights that a quantised one stands for; any other layer as it is."""
-    if "scales" not in layer:
-        return layer
-    plain = nn.Embedding(1, 1) if isinstance(layer, nn.QuantizedEmbedding) else nn.Linear(1, 1, bias=False)
-    plain.weight = dequantise([layer[part] for part in TENSORS], layer.bits)
-    return plain
-
-
-@contextmanager
-def on_cpu(module, precision, spread):
-    """Inside, a model has the same weights in a precision, disturbed as by proof.disturb(), and all runs on the CPU."""
-    weights = module.parameters()
-    layers = module.leaf_modules()
-    if not mx.metal.is_available():  # where CUDA's memory is not the CPU's, what the CPU reads moves there for good
-        module.update(tree_map(lambda old: old + 0, weights))
-    with mx.stream(mx.cpu):
-        module.update_modules(tree_map(restore, layers, is_leaf=nn.Module.is_module))
-        module.set_dtype(getattr(mx, precision))
-        if spread:  # NumPy would need another copy of the weights
-            disturb = lambda old: old * mx.random.uniform(1 - spread, 1 + spread, old.shape)  # noqa: E731
-            module.update(tree_map(disturb, module.parameters()))
-        yield
-    module.update_modules(layers)
-    module.update(weights)
+def copy_weights(module, copied):
+    """Return `copied`, a new module, with the weights of a module in float32, in memory of its own."""
+    copied.update(tree_map(lambda old: mx.array(np.array(old.astype(mx.float32))), module.parameters()))
+    return copied.eval()
 
 
 class CachedModel(base.CachedModel):
@@ -145,10 +101,11 @@ class CachedModel(base.CachedModel):
 
     cache: Any  # a KVCache for each layer
 
-    def __init__(self, context, workload):
+    def __init__(self, context, workload, module=None):
         self.context = context
-        self.module = build_llm(workload, context.dtype)
-        self.parameters = sum(each.size for each in leaves(self.module.parameters()))
+        self.workload = workload
+        self.module = module or build_llm(workload, context.dtype)
+        self.parameters = self.size = sum(each.size for each in leaves(self.module.parameters()))
         if context.weight_bits:
             quantise(self.module, context.weight_bits)
         mx.eval(self.module.parameters())
@@ -166,26 +123,23 @@ class CachedModel(base.CachedModel):
         for layer in self.cache:
             layer.trim(layer.offset - length)
 
-    def extend(self, tokens, returns_all=False):
-        logits = self.logits(tokens, self.cache, slice(None) if returns_all else -1)
+    def extend(self, tokens):
+        logits = self.logits(tokens, self.cache)
         mx.async_eval(logits, [layer.state for layer in self.cache])
         return logits
 
-    extend_uncompiled = extend
+    fill = extend
 
-    def trained_weights(self):
-        return leaves(self.module.parameters())
+    def output(self, ids):
+        with mx.stream(self.context.stream):
+            return self.context.to_numpy(self.logits(ids))
 
-    def build_reference(self, ids, places, precision):
-        def evaluate(spread):
-            with on_cpu(self.module, precision, spread):
-                logits = self.logits(*self.context.put(ids), place=mx.array(places))
-                return {proof.OUTPUT: np.array(logits.astype(mx.float32))}
+    def on_cpu(self):
+        module = copy_weights(self.module, build_llm(self.workload))
+        return CachedModel(self.context.on_cpu(), self.workload, module)
 
-        return evaluate, []
-
-    def logits(self, tokens, cache=None, place=-1):
-        """Return the logits of the last token, or of others; mlx-lm's own call would compute those of all."""
+    def logits(self, tokens, cache=None):
+        """Return the logits of the last token; mlx-lm's own call would compute those of all."""
         body = self.module.model
-        kept = body(tokens, cache)[:, place]
+        kept = body(tokens, cache)[:, -1]
         return body.embed_tokens.as_linear(kept) if self.module.args.tie_word_embeddings else self.module.lm_head(kept)

@@ -4,7 +4,7 @@ transformers; their optimizers; a part of the DeviceContext.
 Whoever imports this sets KERAS_BACKEND first.
 """
 
-import zlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +12,12 @@ import keras
 import numpy as np
 from keras import layers, ops
 
+from bench import check
 from bench.frameworks import base
-from bench.timing import MeasurementError, proof
+from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
-LAST_KERNEL = -2  # place in the trainable variables; the last one is the bias of the same layer
 
 
 class KerasContext(base.DeviceContext):
@@ -29,10 +29,6 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model, a workload and whether it is trained
     place: Any  # this device, as keras.device() takes it
-    # (Keras model, workload, whether it is trained, items, whether it is compiled) -> function (*batch) -> [the output
-    # of these items, the gradients of all trained weights if it is trained]; no dropout. The loss is multiplied by
-    # LOSS_SCALE: small gradients would be zero in float16.
-    evaluator: Callable
 
     def __init__(self, device, settings):
         super().__init__(device, settings)
@@ -75,12 +71,24 @@ class KerasContext(base.DeviceContext):
             indices = indices[0], indices[2], indices[3], indices[1]
         return np.asarray(output)[tuple(indices)].astype(np.float64)
 
-    def as_array(self, values):
-        return np.asarray(values).astype(np.float32)
+    def to_numpy(self, values):
+        array = np.asarray(values)
+        array = array if array.dtype.kind in "iu" else array.astype(np.float32)
+        return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
+
+    def flat(self, values):
+        return ops.reshape(values, (-1,))
 
     def read(self, values):
         # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(self.as_array(values)))
+        return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
+
+    def on_cpu(self):
+        """Return this context for the reference."""
+        context = copy.copy(self)
+        context.device, context.place, context.compile = "cpu", "cpu:0", False
+        context.policy = keras.dtype_policies.get("float32")
+        return context
 
     def last_row(self, output):
         # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
@@ -91,67 +99,34 @@ class KerasContext(base.DeviceContext):
 
 
 class KerasModel(base.Model):
-    """The part of a Model that its proof needs."""
+    """The part of a Model that the check against the CPU needs."""
 
     def __init__(self, context, keras_model, workload, is_trained):
         self.context = context
         self.keras_model = keras_model
         self.workload = workload
-        self.is_trained = is_trained
         self.size = keras_model.count_params()
 
     def write_variables(self):
         """Write the values of the weights into the Keras model, if they are elsewhere."""
 
-    def read_variables(self):
-        """Read the values of the Keras model, if they are kept elsewhere, too."""
-
-    def damp(self, factor):
+    def output(self, *inputs):
         self.write_variables()
-        scale_residuals(self.keras_model, factor)
-        self.read_variables()
+        with keras.device(self.context.place):
+            return self.context.to_numpy(self.keras_model(list(inputs), training=False))
 
-    def name_parts(self, results):
-        """Return {part of the proof: array} of what a function of evaluator() has returned."""
-        results = [self.context.as_array(each) for each in results]
-        parts = {proof.OUTPUT: results[0]}
-        variables = self.keras_model.trainable_variables[: len(results) - 1]
-        first = next((each for each in variables if each.name == "kernel"), None)  # no embedding
-        for place, (variable, gradient) in enumerate(zip(variables, results[1:], strict=True)):
-            part = f"gradient of {variable.path}"
-            part = proof.LAST if place == len(variables) + LAST_KERNEL else proof.FIRST if variable is first else part
-            parts[part] = gradient if proof.is_whole(part) else proof.sample(gradient, proof.SAMPLED)
-        return parts
-
-    def evaluate(self, batch, items, is_compiled=True):
-        # As it is measured: Metal's wrong results come from operators that a graph fuses.
+    def on_cpu(self):
+        context = self.context.on_cpu()
         self.write_variables()
-        evaluate = self.context.evaluator(self.keras_model, self.workload, self.is_trained, items, compiled=True)
-        return self.name_parts(evaluate(*batch))
-
-    def build_reference(self, pair, precision):
-        context = self.context
-        self.write_variables()
-        weights = [context.as_array(each.value) for each in self.keras_model.weights]
-        keras.config.set_dtype_policy(precision)
-        with keras.device("cpu:0"):
-            model = BUILDERS[self.workload.name](self.workload)
-            run = context.evaluator(model, self.workload, self.is_trained, list(range(len(pair[0]))), compiled=False)
-        proof.require(len(model.weights) == len(weights), "the model has other layers than when it was built")
-
-        def evaluate(_):
-            with keras.device("cpu:0"):
-                model.set_weights(weights)
-                return self.name_parts(run(*(context.put_array(channels_last(each), precision) for each in pair)))
-
-        return evaluate, [*weights, *pair]
-
-    def marks(self):
-        names = {"moving_mean": "statistics of BatchNorm", "seed_generator_state": "random numbers of dropout"}
-        names |= {"moving_mean": None} if "16" in str(self.context.policy.variable_dtype) else {}
-        self.write_variables()
-        variables = [each for each in self.keras_model.non_trainable_variables if names.get(each.name)]
-        return {names[each.name]: zlib.crc32(np.asarray(each.value).tobytes()) for each in variables}
+        weights = [np.asarray(each.value).astype(np.float32) for each in self.keras_model.weights]
+        keras.config.set_dtype_policy(context.policy)
+        with keras.device(context.place):
+            keras_model = BUILDERS[self.workload.name](self.workload)
+        keras.config.set_dtype_policy(self.context.policy)
+        check.require(len(keras_model.weights) == len(weights), "the model has other layers than when it was built")
+        with keras.device(context.place):
+            keras_model.set_weights(weights)
+            return type(self)(context, keras_model, self.workload, is_trained=False)
 
 
 def channels_last(array):
@@ -291,16 +266,6 @@ class Embeddings(layers.Layer):
         if self.types:
             x = x + self.types(ops.zeros_like(ids))
         return self.dropout(self.norm(x))
-
-
-def scale_residuals(model, factor):
-    """Multiply the last BatchNorm weights of each residual block: of build_resnet(), and of Keras's MobileNetV2."""
-    named = {layer.name: layer for layer in model._flatten_layers()}
-    last = "bn3" if "layer1.0.bn3" in named else "bn2"
-    for name in named:
-        if name.endswith((f".{last}", "_add")):
-            norm = named[name.replace("_add", "_project_BN")]
-            norm.gamma.assign(factor * norm.gamma)
 
 
 def calibrate(model, inputs):

@@ -75,7 +75,7 @@ class Model(KerasModel):
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         weights = keras_model.trainable_variables
         self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if is_trained else None
-        self.read_variables()
+        self.trained, self.others = values_of(keras_model)
         self.slots = [variable.value for variable in optimizer.variables] if optimizer else []
         if not is_trained:
             return
@@ -95,10 +95,6 @@ class Model(KerasModel):
 
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
 
-    def read_variables(self):
-        """Take the values of the Keras model."""
-        self.trained, self.others = values_of(self.keras_model)
-
     def write_variables(self):
         for variables, values in zip(variables_of(self.keras_model), (self.trained, self.others), strict=True):
             for variable, value in zip(variables, values, strict=True):
@@ -107,12 +103,6 @@ class Model(KerasModel):
     def _jit(self, function, **options):
         return jax.jit(self.context.counted(function), **options)
 
-    def infer_uncompiled(self, *inputs):
-        return self.keras_model.stateless_call(self.trained, self.others, list(inputs), training=False)[0]
-
-    def free_optimizer(self):
-        self.slots = []
-
     def infer(self, *inputs):
         return self._infer(self.trained, self.others, list(inputs))
 
@@ -120,17 +110,24 @@ class Model(KerasModel):
         """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
 
+    def gradients(self, *batch):
+        def scaled_loss(trained, others, *batch):
+            *inputs, target = batch
+            outputs, _ = self.keras_model.stateless_call(trained, others, inputs, training=False)
+            return base.LOSS_SCALE * keras_networks.cross_entropy(outputs, target), outputs
+
+        run = jax.grad(scaled_loss, has_aux=True)
+        run = self._jit(run) if self.optimizer else run  # the reference runs op by op
+        with keras.device(self.context.place):
+            gradients, outputs = run(self.trained, self.others, *batch)
+        return self.context.to_numpy(outputs), [self.context.read(each) for each in gradients]
+
     def trained_weights(self):
-        return self.trained
+        return dict(zip((each.path for each in self.keras_model.trainable_variables), self.trained, strict=True))
 
     @property
     def last_weight(self):
         return self.trained[-1]
-
-    def updates(self):
-        if self.context.precision == "mixed_float16":
-            return None
-        return int(self.slots[0])  # the optimizer's iterations
 
 
 class DeviceContext(KerasContext):
@@ -139,32 +136,12 @@ class DeviceContext(KerasContext):
     builders = BUILDERS
     operators = OPERATORS
     model_class = Model
-    has_float64 = False  # it is a switch of the whole process
 
     def __init__(self, settings):
         self.place = choose_device(settings.use_gpu)
         super().__init__(name_of(self.place), settings)
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
-
-    def evaluator(self, keras_model, workload, is_trained, items, compiled):
-        rows = jnp.array(items)
-
-        def infer(trained, others, *batch):
-            inputs = list(workload.inputs_of(batch))
-            return [keras_model.stateless_call(trained, others, inputs, training=False)[0][rows]]
-
-        def differentiate(trained, others, *batch):
-            def scaled_loss(trained):
-                (outputs,) = infer(trained, others, *batch)
-                return base.LOSS_SCALE * keras_networks.cross_entropy(outputs, batch[-1][rows]), outputs
-
-            gradients, outputs = jax.grad(scaled_loss, has_aux=True)(trained)
-            return [outputs, *gradients]
-
-        run = differentiate if is_trained else infer
-        run = jax.jit(self.counted(run)) if compiled else run
-        return lambda *batch: run(*values_of(keras_model), *batch)
 
     def read(self, values):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.

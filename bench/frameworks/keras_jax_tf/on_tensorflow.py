@@ -103,6 +103,7 @@ class Model(KerasModel):
 
         if context.device != "cpu":
             self.output_of = compute_first
+        self.is_trained = is_trained
         if is_trained:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step = context.function(self._train)
@@ -110,19 +111,32 @@ class Model(KerasModel):
     def infer(self, *inputs):
         return self.output_of(*inputs)
 
-    def infer_uncompiled(self, *inputs):
+    def gradients(self, *batch):
+        # On the device as it is measured: Metal's wrong results come from operators that a graph fuses.
+        run = self.context.function(self._differentiate) if self.is_trained else self._differentiate
+        run = refuse_cpu_work(run) if self.context.device != "cpu" else run
         with keras.device(self.context.place):
-            return self.keras_model(list(inputs), training=False)
+            outputs, *norms = run(*batch)
+        return self.context.to_numpy(outputs), [float(each) for each in norms]
 
-    def free_optimizer(self):
-        self.optimizer = self.train_step = None
+    def _differentiate(self, *batch):
+        """Return the output, and the norm of each trained tensor's gradient."""
+        *inputs, target = batch
+        with tf.GradientTape() as tape:
+            outputs = self.keras_model(inputs, training=False)
+            loss = base.LOSS_SCALE * keras_networks.cross_entropy(outputs, target)
+        gradients = tape.gradient(
+            loss, [each.value for each in self.weights], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        # That of an embedding has only some rows.
+        return [outputs, *(tf.norm(tf.cast(tf.convert_to_tensor(each), tf.float32)) for each in gradients)]
 
     def _train(self, *batch):
         *inputs, target = batch
         with tf.GradientTape() as tape:
             loss = keras_networks.cross_entropy(self.keras_model(inputs, training=True), target)
             scaled = self.optimizer.scale_loss(loss)
-        self.optimizer.apply(tape.gradient(scaled, self.trained_weights()), self.weights)
+        self.optimizer.apply(tape.gradient(scaled, [each.value for each in self.weights]), self.weights)
         return loss
 
     def train(self, *batch):
@@ -130,10 +144,7 @@ class Model(KerasModel):
         self.loss = self.train_step(*batch)
 
     def trained_weights(self):
-        return [weight.value for weight in self.weights]
-
-    def updates(self):
-        return None if self.context.precision == "mixed_float16" else int(self.optimizer.iterations)
+        return {weight.path: weight.value for weight in self.weights}
 
 
 class DeviceContext(KerasContext):
@@ -161,21 +172,6 @@ class DeviceContext(KerasContext):
                 return python_function(*arguments)
 
         return tf.function(self.counted(placed), jit_compile=self.compile)
-
-    def evaluator(self, keras_model, workload, is_trained, items, compiled):
-        weights = [each.value for each in keras_model.trainable_variables]
-
-        def evaluate(*batch):
-            with tf.GradientTape() as tape:
-                outputs = tf.gather(keras_model(list(workload.inputs_of(batch)), training=False), items)
-                if not is_trained:
-                    return [outputs]
-                loss = base.LOSS_SCALE * keras_networks.cross_entropy(outputs, tf.gather(batch[-1], items))
-            gradients = tape.gradient(loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return [outputs, *map(tf.convert_to_tensor, gradients)]  # that of an embedding has only some rows
-
-        run = self.function(evaluate) if compiled else evaluate
-        return refuse_cpu_work(run) if compiled and self.device != "cpu" else run
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)

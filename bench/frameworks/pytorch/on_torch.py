@@ -6,9 +6,7 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 import functools
 import gc
 import os
-import zlib
-from collections import Counter
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +20,7 @@ from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import SettingError
-from bench.timing import MeasurementError, proof
+from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
@@ -226,38 +224,6 @@ def calibrate(module, inputs):
         hook.remove()
 
 
-def differs_in_training(module):
-    """Return whether a module computes something else in training: BatchNorm, dropout, stochastic depth."""
-    return any(isinstance(each, NORMS) or getattr(each, "p", 0) for each in module.modules())
-
-
-def name_weights(module, workload):
-    """Return {part of the proof: the trained weight whose gradient it is}."""
-    trained = {name: weight for name, weight in module.named_parameters() if weight.requires_grad}
-    matrices = [weight for weight in trained.values() if weight.ndim > 1]
-    last = getattr(module, "checked_weight", matrices[-1])
-    layers = (each for each in module.modules() if isinstance(each, (torch.nn.Linear, torch.nn.Conv2d)))
-    first = None if workload.make_checked else next(layers).weight
-
-    def name_part(name, weight):
-        if weight is last or weight is first:
-            return proof.LAST if weight is last else proof.FIRST
-        is_adapter = name.endswith((".a", ".b"))
-        return f"{proof.ADAPTER if is_adapter else 'gradient of'} {name}"
-
-    return {name_part(name, weight): weight for name, weight in trained.items()}
-
-
-def differentiate(workload, weights, outputs, target):
-    """Return {part: array} of an output and, of trained weights, the gradients of its scaled loss."""
-    loss = base.LOSS_SCALE * LOSSES[workload.loss](outputs, target)
-    gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
-    parts = {proof.OUTPUT: outputs.detach()}
-    for part, gradient in zip(weights, gradients, strict=True):
-        parts[part] = gradient if proof.is_whole(part) else proof.sample(gradient, proof.SAMPLED)
-    return {part: each.cpu().float().numpy().copy() for part, each in parts.items()}
-
-
 def count_weights(module):
     """Return the number of all weights, trained or not."""
     return sum(weight.numel() for weight in module.parameters())
@@ -314,6 +280,10 @@ class DeviceContext(base.DeviceContext):
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
+    def on_cpu(self, workload):
+        """Return the context of a reference."""
+        return ReferenceContext(self, workload)
+
     def compiled(self, module):
         """Return the module, compiled if COMPILE asks for it, which is a mode of torch.compile or 1."""
         if not self.compile:
@@ -345,11 +315,9 @@ class DeviceContext(base.DeviceContext):
     def sample(self, output, indices):
         return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
 
-    def as_array(self, values):
-        return values.detach().cpu().float().numpy()
-
-    def keep(self, values):
-        return values.clone()  # CUDA graphs reuse the memory of their outputs
+    def to_numpy(self, values):
+        values = values.detach().cpu()
+        return (values.float() if values.is_floating_point() else values).contiguous().numpy()
 
     def read(self, values):
         return torch.linalg.vector_norm(values.detach().float()).item()
@@ -358,7 +326,7 @@ class DeviceContext(base.DeviceContext):
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
-    def refuse_changed_switches(self, num_threads):
+    def check_switches(self, num_threads):
         if (found := torch.get_num_threads()) != num_threads:
             why = f"a library has changed the number of threads from {num_threads} to {found}"
             raise MeasurementError("unsupported", f"{why}: find what calls torch.set_num_threads(), and remove it")
@@ -390,6 +358,40 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.empty_cache()
 
 
+class ReferenceContext(DeviceContext):
+    """The CPU in float32, as the reference computes: without oneDNN."""
+
+    def __init__(self, context, workload):
+        vars(self).update(vars(context))
+        self.device, self.precision, self.dtype, self.compile = "cpu", "float32", torch.float32, False
+        self.format = torch.contiguous_format
+        self.has_convolutions = workload.has_convolutions
+
+    @contextmanager
+    def autocast(self):
+        usual = torch.get_num_threads()
+        mkldnn: Any = torch.backends.mkldnn
+        mkldnn.enabled, usual_mkldnn = False, mkldnn.enabled
+        # Groups of a MobileNet are thousands of small operators: 0.6 s in one thread, up to 17 s in two.
+        torch.set_num_threads(1 if self.has_convolutions else usual)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(usual)
+            mkldnn.enabled = usual_mkldnn
+
+
+@contextmanager
+def in_evaluation_mode(module):
+    """Let a module compute as in inference inside, and as before afterwards."""
+    usual = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(usual)
+
+
 class Model(base.Model):
     """A module with its optimizer, if it is trained, whose parts of a step can be timed. The contract is in base.py."""
 
@@ -403,7 +405,7 @@ class Model(base.Model):
         self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
-        self.last_weight = getattr(self.uncompiled, "checked_weight", self.trained_weights()[-1])
+        self.last_weight = getattr(self.uncompiled, "last_matrix", [*self.uncompiled.parameters()][-1])
         if not is_trained:
             return
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
@@ -411,17 +413,10 @@ class Model(base.Model):
         name = context.optimizer
         uses_scaler = context.precision == "mixed_float16"
         self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
-        # The hook must not refer to this object: such a cycle would keep its memory after close().
-        calls = self._calls = Counter()
-        trained = self.trained_weights()  # if none has a gradient, the optimizer does nothing
-        self.optimizer.register_step_post_hook(lambda *_: calls.update(step=any(w.grad is not None for w in trained)))
         self.scaler = torch.amp.GradScaler(context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
 
     def trained_weights(self):
-        return [weight for weight in self.uncompiled.parameters() if weight.requires_grad]
-
-    def updates(self):
-        return None if self.scaler.is_enabled() else self._calls.total()
+        return {name: weight for name, weight in self.uncompiled.named_parameters() if weight.requires_grad}
 
     @torch.inference_mode()
     def infer(self, *inputs):
@@ -458,83 +453,30 @@ class Model(base.Model):
     def last_gradient(self):
         return self.last_weight.grad
 
-    def predict(self, *inputs):
-        self.uncompiled.eval()
-        outputs = self.infer(*inputs).float().cpu().numpy()
-        self.uncompiled.train()
-        return outputs
-
     @property
     def size(self):
         return count_weights(self.uncompiled)
 
     @torch.inference_mode()
-    def infer_uncompiled(self, *inputs):
-        with self.context.autocast():
-            return self.uncompiled(*inputs)
+    def output(self, *inputs):
+        with in_evaluation_mode(self.uncompiled), self.context.autocast():
+            return self.context.to_numpy(self.uncompiled(*inputs))
 
-    def evaluate(self, batch, items, is_compiled=True):
-        # In the mode of training if that computes the same: then the timed graph is used again.
-        self.uncompiled.train(not differs_in_training(self.uncompiled))
-        with self.context.autocast():
-            module = self.module if is_compiled else self.uncompiled
-            outputs = module(*self.workload.inputs_of(batch))
-            weights = name_weights(self.uncompiled, self.workload)
-            chosen = (torch.stack([each[item] for item in items]) for each in (outputs, batch[-1]))
-            parts = differentiate(self.workload, weights, *chosen)
-        self.uncompiled.train()
-        return parts
+    def gradients(self, *batch):
+        *inputs, target = batch
+        with in_evaluation_mode(self.uncompiled), self.context.autocast():
+            outputs = self.uncompiled(*inputs)
+            loss = base.LOSS_SCALE * self.loss_of(outputs, target)
+            weights = list(self.trained_weights().values())
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+        return self.context.to_numpy(outputs), [each.norm().item() for each in gradients]
 
-    def build_reference(self, pair, precision):
-        dtype = getattr(torch, precision)
+    def on_cpu(self):
         # Without random numbers, which take seconds; torchvision's builders read theirs.
         with nullcontext() if self.workload.name == "image" else torch.device("meta"):
             fresh = BUILDERS[self.workload.name](self.workload)
-        module = on_torch_llm.copy_to_cpu(self.uncompiled, fresh, dtype).eval()
-        pair = [each.to(dtype) if each.is_floating_point() else each for each in map(torch.from_numpy, pair)]
-        inputs = [each for each in pair if each.ndim > 1]  # the times of diffusion are powers of 2
-        # In float64 a MobileNet's groups are thousands of tiny operators: 0.4 s in one thread, or 11 s.
-        threads = 1 if precision == "float64" and self.workload.has_convolutions else torch.get_num_threads()
-
-        def evaluate(_):
-            usual = torch.get_num_threads()
-            torch.set_num_threads(threads)
-            with torch.inference_mode(not self.is_trained):
-                outputs = module(*self.workload.inputs_of(pair))
-            if self.is_trained:
-                parts = differentiate(self.workload, name_weights(module, self.workload), outputs, pair[-1])
-            else:
-                parts = {proof.OUTPUT: outputs.float().numpy()}
-            torch.set_num_threads(usual)
-            return parts
-
-        return evaluate, [each.detach().numpy() for each in (*module.parameters(), *inputs)]
-
-    def damp(self, factor):
-        for norm in getattr(self.uncompiled, "residual_norms", ()):
-            norm.weight.data.mul_(factor)
-
-    def marks(self):
-        marks = {}
-        for name, buffer in self.uncompiled.named_buffers():
-            if name.endswith("num_batches_tracked"):
-                marks["statistics of BatchNorm"] = buffer.item()
-        if any(getattr(each, "p", 0) for each in self.uncompiled.modules()):
-            device = self.context.device
-            random = torch if device == "cpu" else torch.get_device_module(device)
-            marks["random numbers of dropout"] = zlib.crc32(random.get_rng_state().numpy().tobytes())
-        return marks
-
-    def parts_without_gradient(self):
-        if self.updates() is None or self.context.precision == "float16":  # some may be zero, or left out
-            return set()
-        weights = name_weights(self.uncompiled, self.workload)
-        return {part for part, weight in weights.items() if weight.grad is None or not weight.grad.any()}
-
-    def free_optimizer(self):
-        self.optimizer = self._loss = None
-        for weight in self.trained_weights():
-            weight.grad = None
+        module = on_torch_llm.copy_to_cpu(self.uncompiled, fresh)
+        return Model(self.context.on_cpu(self.workload), module, self.workload, is_trained=False)
 
 
 open_session = functools.partial(session.open_session, DeviceContext)

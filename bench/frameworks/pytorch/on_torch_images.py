@@ -1,6 +1,5 @@
 """Images in PyTorch: torchvision's classification models, and the pipeline that reads JPEG files."""
 
-import functools
 import os
 import sys
 import tempfile
@@ -11,21 +10,16 @@ import torch
 import torchvision
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
-from torchvision.models import efficientnet, mobilenetv2, mobilenetv3, regnet, resnet
 from torchvision.transforms import v2
 
 from bench import processes
 from bench.frameworks import base
-from bench.frameworks.pytorch import jpeg_stream
 from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads import data
 
 MOST_LETTERS = 65  # in the path of a temporary folder: with a socket's name, a Mac allows 103 bytes, Linux 107
 SHORT_FOLDER = "/tmp"
-# Their last BatchNorm is added to their input, if both have one shape.
-RESIDUAL_BLOCKS = (resnet.BasicBlock, resnet.Bottleneck, regnet.ResBottleneckBlock, mobilenetv2.InvertedResidual)
-RESIDUAL_BLOCKS += (mobilenetv3.InvertedResidual, efficientnet.MBConv, efficientnet.FusedMBConv)
 
 
 def list_models():
@@ -40,14 +34,10 @@ def build_image(workload):
         side = workload.sizes.side
         extra = {"input_size": (side, side)} if workload.model == "maxvit_t" else {"image_size": side}
     model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
-    model.residual_norms = []
     for layer in model.modules():
         # A vision transformer's head starts at zero: all images would give the same output.
         if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
             torch.nn.init.trunc_normal_(layer.weight, std=0.02)
-        if isinstance(layer, RESIDUAL_BLOCKS) and getattr(layer, "use_res_connect", True):
-            parts = [each for name, each in layer.named_modules() if not name.startswith("downsample")]
-            model.residual_norms += [[each for each in parts if isinstance(each, torch.nn.BatchNorm2d)][-1]]
     return model
 
 
@@ -70,9 +60,7 @@ def open_stream(workload, settings, pins_memory):
             worker_init_fn=prepare_worker,
         )
         batches = iter(loader)
-    options = {"paths": paths, "size": workload.sizes.side, "phase": settings.phase, "queued": workers * queued}
-    check_pictures = functools.partial(jpeg_stream.check_pictures, **options)
-    return base.Stream(batches, workers, workers * queued, check_pictures)
+    return base.Stream(batches, workers, workers * queued)
 
 
 def prepare_worker(worker):

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bench import check
 from bench.frameworks import base, refuse_old
-from bench.timing import proof
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
@@ -30,7 +30,7 @@ def draw_layers(module, device, dtype):
                     continue
                 inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
                 if isinstance(layer, Adapted):
-                    inputs = layer.a.shape[1]  # of B too: a B A x as large as W x would magnify rounding without limit
+                    inputs = layer.lora_a.shape[1]  # of B too: a B A x as large as W x would magnify rounding
                 for part in weights.view(-1).split(POOL_NUMBERS // 2):
                     start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
@@ -48,17 +48,17 @@ class Adapted(torch.nn.Module):
         super().__init__()
         self.projection = projection
         outputs, inputs = projection.weight.shape
-        self.a = torch.nn.Parameter(torch.empty(rank, inputs))
-        self.b = torch.nn.Parameter(torch.empty(outputs, rank))
+        self.lora_a = torch.nn.Parameter(torch.empty(rank, inputs))
+        self.lora_b = torch.nn.Parameter(torch.empty(outputs, rank))
 
     def forward(self, x):
-        adapter = functional.linear(functional.linear(x, self.a), self.b)
+        adapter = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         return self.projection(x) + LORA_SCALE * adapter
 
 
 @torch.no_grad()
-def copy_to_cpu(module, copied, dtype):
-    """Return `copied`, a new module, with the weights of a module on the CPU.
+def copy_to_cpu(module, copied):
+    """Return `copied`, a new module, with the weights of a module on the CPU in float32.
 
     Raises:
         MeasurementError: the module has lost layers since it was built, or has got others.
@@ -70,10 +70,10 @@ def copy_to_cpu(module, copied, dtype):
     theirs, ours = (
         dict([*each.named_parameters(remove_duplicate=False), *each.named_buffers()]) for each in (module, copied)
     )
-    proof.require(theirs.keys() == ours.keys(), "the model has other layers than when it was built")
+    check.require(theirs.keys() == ours.keys(), "the model has other layers than when it was built")
     for name, tensor in theirs.items():
         ours[name].copy_(tensor.detach().cpu())  # in its own precision, which is faster
-    return copied.to(dtype)
+    return copied.float().eval()
 
 
 class Decoder(torch.nn.Module):
@@ -105,8 +105,8 @@ class Decoder(torch.nn.Module):
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
 
     @property
-    def checked_weight(self):
-        """Return a matrix whose gradient is compared, and which 16 bits let move."""
+    def last_matrix(self):
+        """Return a matrix that 16 bits let move."""
         return [each for name, each in self.named_parameters() if each.requires_grad and "o_proj" in name][-1]
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class CachedModel(base.CachedModel):
         self.context = context
         self.workload = workload
         self.uncompiled = decoder.eval()
-        self.parameters = parameters
+        self.parameters = self.size = parameters
         tables = decoder.decoder.lm_head.weight, decoder.decoder.model.embed_tokens.weight
         only_embeds = 0 if tables[0] is tables[1] else tables[1].nbytes
         sizes = {name: each.nbytes for name, each in decoder.named_parameters()}
@@ -162,26 +162,21 @@ class CachedModel(base.CachedModel):
     def extend(self, tokens):
         return self._run(self.module, tokens)
 
-    def extend_uncompiled(self, tokens, returns_all=False):
-        return self._run(self.uncompiled, tokens, returns_all)
-
-    def trained_weights(self):
-        return list(self.uncompiled.parameters())
-
-    def build_reference(self, ids, places, precision):
-        module = copy_to_cpu(self.uncompiled, Decoder(self.workload), getattr(torch, precision)).eval()
-        ids, places = torch.from_numpy(ids), torch.tensor(places)
-
-        @torch.inference_mode()
-        def evaluate(_):
-            return {proof.OUTPUT: module(ids, logits_to_keep=places).float().numpy()}
-
-        return evaluate, [each.detach().numpy() for each in module.parameters()]
+    def fill(self, tokens):
+        self._run(self.uncompiled, tokens)
 
     @torch.inference_mode()
-    def _run(self, module, tokens, returns_all=False):
+    def _run(self, module, tokens):
         if self.uncompiled.has_experts and self.context.device != "cpu":  # as the library's generate() does
             kind = "batched_mm" if tokens.shape[1] == 1 else "grouped_mm"
             self.uncompiled.decoder.config._experts_implementation = kind
-        logits = module(tokens, cache=self.cache, logits_to_keep=0 if returns_all else 1)
-        return logits if returns_all else logits[:, -1]
+        return module(tokens, cache=self.cache, logits_to_keep=1)[:, -1]
+
+    @torch.inference_mode()
+    def output(self, ids):
+        with self.context.autocast():
+            return self.context.to_numpy(self.uncompiled(ids, logits_to_keep=1)[:, -1])
+
+    def on_cpu(self):
+        module = copy_to_cpu(self.uncompiled, Decoder(self.workload))
+        return CachedModel(self.context.on_cpu(self.workload), module, self.parameters, self.workload)

@@ -74,6 +74,5 @@ class SharedSession:
         self._session.synchronize()
         self._group.barrier()
 
-    def read(self, output=None):
-        number = self._session.read(output)
-        return self._group.share(number) if output is None else number
+    def read(self):
+        return self._group.share(self._session.read())

@@ -1,0 +1,214 @@
+"""Each check refuses what it is for, and passes what is honest; the device is a fake."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from bench import check, precision
+from bench.timing import MeasurementError
+
+RANDOM = np.random.default_rng(0)
+OUTPUT = RANDOM.standard_normal((4, 1000))
+
+
+def refuses(words, status="wrong_output"):
+    """Return a context in which something must be refused; nothing must be if there are no words."""
+    return pytest.raises(MeasurementError, match=words) if words else nullcontext()
+
+
+class Model:
+    """A model that returns its inputs, on the device and on the CPU."""
+
+    size, parameters = 10, 10
+    context = SimpleNamespace(put=lambda *arrays: arrays)
+
+    def output(self, inputs):
+        return inputs
+
+    def on_cpu(self):
+        return self
+
+
+def fake_session(model="resnet50", precision="float32", device="cpu", weight_bits=None, outputs=OUTPUT, **sizes):
+    """Return a session whose last step had these inputs and outputs; new steps have others."""
+    context = SimpleNamespace(device=device, precision=precision, weight_bits=weight_bits, seed=0)
+    context.put = lambda *arrays: arrays
+    workload = SimpleNamespace(model=model, sizes=SimpleNamespace(**sizes), make_checked=None, inputs_of=lambda x: x)
+    session = SimpleNamespace(context=context, workload=workload, model=Model(), notes=[], inputs=OUTPUT)
+    session.precisions = {"matmul": precision}
+    session.flops_of_item = lambda inputs=None: 1e6
+    session.read_output = lambda: outputs
+    session.read_inputs = lambda place: (session.inputs[place : place + 1],)
+    session.step = lambda: setattr(session, "inputs", session.inputs + 1)
+    return session
+
+
+# The CPU
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "error", "words"),
+    [
+        *(("cpu", "float32", 5e-4, ""), ("cpu", "float32", 2e-3, "CPU's"), ("cuda", "float32", 5e-3, "")),
+        *(("mps", "float32", 0.02, "CPU's"), ("cuda", "tf32", 0.1, ""), ("cuda", "float16", 0.3, "CPU's")),
+        *(("cuda", "bfloat16", 0.4, ""), ("cuda", "bfloat16", 0.6, "CPU's"), ("mps", "lower", 0.6, "CPU's")),
+    ],
+)
+def test_the_limit_of_an_error_follows_from_what_was_measured(device, precision, error, words):
+    session = fake_session(device=device, precision=precision)
+    with refuses(words):
+        assert check.check_items(session, OUTPUT[:2] * (1 + error), OUTPUT[:2]) == pytest.approx(error, rel=0.5)
+
+
+def test_an_error_is_seen_against_what_distinguishes_two_items():
+    pair = np.ones((2, 1000)) + 0.01 * OUTPUT[:2]
+    with refuses("by 1.0e"):
+        check.check_items(fake_session(precision="bfloat16", device="cuda"), pair[::-1], pair)
+
+
+@pytest.mark.parametrize(
+    ("precision", "norms", "words"),
+    [
+        *(("float32", (1.0, 0.95), ""), ("float32", (1.0, 1.2), "tensor 2 of 3"), ("bfloat16", (0.6, 1.7), "")),
+        *(("bfloat16", (2.0, 1.0), "2 times"), ("float16", (1.0, 0.25), "tensor 2"), ("float16", (np.inf, 0.25), "")),
+    ],
+)
+def test_norms_of_gradients_are_those_of_the_cpu_unless_they_are_rounding(precision, norms, words):
+    session = fake_session(precision=precision)
+    with refuses(words):
+        check.check_gradients(session, (OUTPUT, [*norms, 9e-5]), (OUTPUT, [1.0, 1.0, 1e-6]))
+    assert bool(session.notes) == (np.inf in norms)
+
+
+def test_gradients_of_useless_outputs_are_refused():
+    with refuses("infinities"):
+        check.check_gradients(fake_session(), (OUTPUT * np.nan, [1.0]), (OUTPUT, [1.0]))
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"weight_bits": 4}, "quantised"),
+        ({"num_experts": 8}, "experts"),
+        ({"model": "efficientnet_b0", "precision": "bfloat16"}, "magnifies"),
+        ({"model": "mobilenet_v3_small", "precision": "bfloat16"}, ""),
+        ({"model": "efficientnet_b0"}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_model_that_is_not_compared_says_why(about, words):
+    session = fake_session(**about)
+    error = check.check_output(session, *check.copy_items(session))
+    assert (error is None, words in " ".join(session.notes)) == (bool(words), True)
+
+
+@pytest.mark.parametrize("what", ["memory", "flops", "fails"])
+def test_what_the_cpu_cannot_compute_is_noted_and_not_lost(monkeypatch, what):
+    session = fake_session()
+    if what == "memory":
+        monkeypatch.setattr(check.resources, "available_bytes", lambda: 1)
+    elif what == "flops":
+        session.flops_of_item = lambda inputs=None: 1e15
+    else:
+        session.model.on_cpu = lambda: 1 / 0
+    assert check.check_output(session, *check.copy_items(session)) is None
+    assert session.notes[0].startswith("not compared with the CPU: ")
+
+
+def test_large_items_are_compared_in_a_smaller_size():
+    session = fake_session()
+    session.flops_of_item = lambda inputs=None: 1e15
+    session.workload.make_checked = lambda count, seed: [(OUTPUT[:count, :10],)]
+    assert check.check_output(session, *check.copy_items(session)) == 0
+    assert "smaller" in session.notes[0]
+
+
+# The output that was timed
+
+
+@pytest.mark.parametrize(
+    ("outputs", "words"),
+    [
+        (OUTPUT, ""),
+        (np.concatenate([OUTPUT[:3], OUTPUT[:1]]), "same output"),
+        (np.concatenate([OUTPUT[:3], 0 * OUTPUT[:1]]), "item 3 of 4"),
+        (OUTPUT * [[1], [1], [np.nan], [1]], "item 2 of 4"),
+        (OUTPUT[:1].repeat(4, 0), "equal"),
+    ],
+)
+def test_useless_outputs_are_refused(outputs, words):
+    with refuses(words):
+        check.copy_items(fake_session(outputs=outputs))
+
+
+def test_the_last_item_is_the_last_one_with_other_inputs_and_of_one_that_of_another_step():
+    session = fake_session()
+    session.inputs = OUTPUT[[0, 1, 0, 0]]
+    inputs, outputs = check.copy_items(session)
+    assert np.array_equal(inputs[1][0], OUTPUT[1:2])
+    assert np.array_equal(outputs, OUTPUT[:2])
+    session = fake_session()
+    session.inputs, session.read_output = OUTPUT[:1], lambda: 2 * session.inputs
+    inputs, outputs = check.copy_items(session)
+    assert np.array_equal(inputs[1][0], OUTPUT[:1] + 1)
+    assert np.array_equal(outputs, 2 * np.concatenate([OUTPUT[:1], OUTPUT[:1] + 1]))
+
+
+def test_another_number_of_parameters_is_refused():
+    check.check_parameters(8, None)
+    check.check_parameters(8, 8)
+    with refuses("8 trainable"):
+        check.check_parameters(8, 7)
+
+
+def test_no_limit_of_an_operator_exceeds_30_percent():
+    with refuses("float64's"):
+        check.check_samples(OUTPUT * 1.5, OUTPUT, ["lower"])
+
+
+# The probe
+
+
+def rounded(values, bits):
+    """float32 values rounded to a significand of this many bits, as tensor cores round their inputs."""
+    mantissa, exponent = np.frexp(values.astype(np.float64))
+    return np.ldexp(np.round(mantissa * 2**bits), exponent - bits)
+
+
+@pytest.mark.parametrize(
+    ("round_inputs", "name"),
+    [
+        (lambda x: x.astype(np.float64), "float64"),
+        (lambda x: x, "float32"),
+        (lambda x: rounded(x, 11), "tf32"),
+        (lambda x: rounded(x, 8), "bfloat16"),
+        (lambda x: rounded(x, 4), "lower"),
+    ],
+)
+def test_the_probe_names_the_precision(round_inputs, name):
+    a, b, exact = precision.probe_inputs("matmul")
+    assert precision.name_precision(precision.relative_error(round_inputs(a) @ round_inputs(b), exact)) == name
+
+
+def test_the_probe_of_convolutions_is_one_without_padding():
+    images, kernels, exact = precision.probe_inputs("convolution")
+    assert exact.shape == (4, 64, 30, 30)
+    assert exact[1, 2, 3, 4] == pytest.approx(np.sum(images[1, :, 3:6, 4:7].astype(np.float64) * kernels[2]))
+
+
+def test_float16_that_is_added_up_in_float16_is_not_named_bfloat16():
+    a, b, _ = precision.probe_inputs("matmul")
+    a, b = a.astype(np.float16), b[:, :8].astype(np.float16)
+    total = np.zeros((len(a), b.shape[1]), np.float16)
+    for k in range(a.shape[1]):
+        total += np.outer(a[:, k], b[k])
+    named = precision.name_precision(
+        precision.relative_error(total, a.astype(float) @ b.astype(float)), is_float16=True
+    )
+    assert named == "float16-accumulate"
+    assert precision.name_precision(3e-4, is_float16=True) == "float16"
+    check.check_samples(OUTPUT * 1.02, OUTPUT, [named, "float16"])
+    with pytest.raises(MeasurementError):
+        check.check_samples(OUTPUT * 1.02, OUTPUT, ["float16"])
