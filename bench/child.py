@@ -10,6 +10,7 @@ processes, or what is printed; bench/parent.py does, which also shows the log, f
 
 import atexit
 import functools
+import glob
 import json
 import logging
 import os
@@ -164,9 +165,7 @@ def warn_of_device(settings, device):
 
 
 def measure_quantities(rig: Rig, make_workload):
-    """Measure every quantity that the settings ask for, up to the first failure, which is the last line; return the
-    exit status. After Ctrl-C the last line has the complete windows, if there are any.
-    """
+    """Measure every quantity that the settings ask for, up to the first failure; return the exit status."""
     settings = rig.settings
     status = ""
     if rig.task.warns and rig.instruments.why_no_energy:
@@ -323,11 +322,7 @@ def describe_result(rig: Rig, workload: Workload, scope, session, cells):
 
 
 def check_last_step(rig: Rig, session):
-    """Check what the last step left, before any other one; return the items that are to be compared with the CPU.
-
-    Raises:
-        MeasurementError: an output is useless, ranks have different weights, or a library has changed a switch.
-    """
+    """Check what the last step left, before any other one; return the items that are to be compared with the CPU."""
     items = session.copy_items()
     if rig.group.ranks.are_many:
         check_equal_weights(rig.group.gather([zlib.crc32(values.tobytes()) for _, values in session.matrices()]))
@@ -338,6 +333,9 @@ def check_last_step(rig: Rig, session):
 def describe_notes(session, workload):
     """Return the note of a row: what was not compared, and what the framework knows."""
     notes = [*session.notes, session.context.notes()]
+    nodes = len(glob.glob("/sys/devices/system/node/node[0-9]*"))
+    if nodes > 1 and session.context.device == "cpu" and len(resources.USABLE_CPUS) == os.cpu_count():
+        notes.append(f"{nodes} NUMA nodes, which slow each other down: bind to one with `numactl -N 0 -m 0 make ...`")
     return "; ".join(filter(None, notes)) or workload.columns.get("note", "")
 
 
@@ -370,5 +368,5 @@ def measure_epochs(rig: Rig, workload: Workload, scopes):
                 "accuracy": job.session.evaluate(),
             }
             check_last_step(rig, session)
-            cells |= describe_result(rig, workload, scope, session, cells)
-            yield scope, cells | {"note": describe_notes(session, workload)}
+            more = describe_result(rig, workload, scope, session, cells)
+            yield scope, cells | more | {"note": describe_notes(session, workload)}

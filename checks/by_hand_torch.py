@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 
-import diffusers
 import torch
 import torchvision
 import transformers
@@ -24,10 +23,6 @@ def checks():
         yield check_loop(phase, "resnet50", loop(phase))
     for phase in ("prefill", "decode"):
         yield check_language_model(phase)
-    for rank in (0, 8):
-        yield check_training(rank)
-    for phase in ("inference", "training"):
-        yield check_denoiser(phase)
 
 
 def wait(_):
@@ -72,33 +67,6 @@ def build_smollm2(device):
     return config, transformers.LlamaForCausalLM(config).to(device)
 
 
-def check_training(rank, tokens=64):
-    """Compare with SmolLM2 as a careful user would train it: all weights, or LoRA as hooks of projections."""
-    device, batch_size, adapters = on_torch.choose_device(None), 1, []
-    model = build_smollm2(device)[1].train().requires_grad_(rank == 0)
-    ids = torch.randint(49_152, (batch_size, tokens + 1), device=device)
-
-    def adapt(projection):
-        a = torch.nn.Parameter(torch.randn(rank, projection.in_features, device=device) / 24)
-        b = torch.nn.Parameter(torch.randn(projection.out_features, rank, device=device) / 24)
-        projection.register_forward_hook(lambda _, inputs, output: output + 2 * ((inputs[0] @ a.T) @ b.T))
-        adapters.extend((a, b))
-
-    for layer in model.model.layers if rank else ():
-        for name in "qkvo":
-            adapt(getattr(layer.self_attn, f"{name}_proj"))
-    optimizer = torch.optim.AdamW(adapters or model.parameters(), lr=3e-4, fused=True)
-
-    def loss():
-        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
-
-    block = block_of(step_of("training", None, loss, optimizer), wait, tokens * batch_size)
-    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "PRECISION": "float32", "LORA_RANK": str(rank)}
-    what = f"a hand-written loop, LoRA of rank {rank}"
-    return check_loop("training", "smollm2-135m", block, workload="llm", what=what, **environ)
-
-
 def check_language_model(phase, tokens=64):
     """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
     device, batch_size = on_torch.choose_device(None), 1
@@ -119,28 +87,6 @@ def check_language_model(phase, tokens=64):
     block = block_of(step, wait, (tokens if phase == "prefill" else 1) * batch_size)
     environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
     return check_loop(phase, "smollm2-135m", block, workload="llm", **environ)
-
-
-def check_denoiser(phase, batch_size=1):
-    """Compare with the UNet of DDPM for CIFAR-10 as diffusers' users run and train it."""
-    device = on_torch.choose_device(None)
-    blocks = {"down_block_types": ["DownBlock2D", "AttnDownBlock2D", "DownBlock2D", "DownBlock2D"]}
-    blocks |= {"up_block_types": ["UpBlock2D", "UpBlock2D", "AttnUpBlock2D", "UpBlock2D"]}
-    sizes = {"sample_size": 32, "block_out_channels": (128, 256, 256, 256), "attention_head_dim": None}
-    model = diffusers.UNet2DModel(**blocks, **sizes, downsample_padding=0).to(device).train(phase == "training")
-    latents, noise = torch.randn(2, batch_size, 3, 32, 32, device=device)
-    times = torch.randint(1000, (batch_size,), device=device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
-
-    def infer():
-        return model(latents, times).sample
-
-    def loss():
-        return torch.nn.functional.mse_loss(infer(), noise)
-
-    block = block_of(step_of(phase, infer, loss, optimizer), wait, batch_size)
-    environ = {"BATCH_SIZE": str(batch_size), "PRECISION": "float32"}
-    return check_loop(phase, "ddpm-cifar10", block, workload="diffusion", **environ)
 
 
 def matmul(side):

@@ -147,11 +147,6 @@ class DeviceContext(base.DeviceContext):
     def put_operands(self, arrays):
         return self.put(*arrays)  # a kernel is output, height, width, input
 
-    def sample(self, output, indices):
-        if len(indices) == 4:
-            indices = indices[0], indices[2], indices[3], indices[1]
-        return to_numpy(output[tuple(map(mx.array, indices))]).astype(np.float64)
-
     def read(self, values):
         return mx.linalg.norm(values.astype(mx.float32)).item()
 

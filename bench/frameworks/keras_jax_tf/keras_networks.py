@@ -66,11 +66,6 @@ class KerasContext(base.DeviceContext):
         with keras.device(self.place):
             return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
 
-    def sample(self, output, indices):
-        if len(indices) == 4:
-            indices = indices[0], indices[2], indices[3], indices[1]
-        return np.asarray(output)[tuple(indices)].astype(np.float64)
-
     def to_numpy(self, values):
         array = np.asarray(values)
         array = array if array.dtype.kind in "iu" else array.astype(np.float32)

@@ -6,6 +6,7 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 import functools
 import gc
 import os
+import platform
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -28,6 +29,7 @@ WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": 
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+FULL = 0.95  # share of a card's memory
 NORMS = torch.nn.modules.batchnorm._BatchNorm
 INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
 join_ranks = on_torch_ranks.Group
@@ -348,7 +350,11 @@ class DeviceContext(base.DeviceContext):
     def notes(self):
         # torch.compile runs a part without a CUDA graph if it cannot capture it, and only logs that.
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
-        return f"CUDA graphs skipped by torch.compile: {skips}" if skips else ""
+        notes = [f"CUDA graphs skipped by torch.compile: {skips}"] if skips else []
+        is_wsl = self.device == "cuda" and "microsoft" in platform.release().lower()
+        if is_wsl and torch.cuda.max_memory_reserved() > FULL * torch.cuda.get_device_properties().total_memory:
+            notes.append("the card's memory is full: Windows may have moved some of it to the system's")
+        return "; ".join(notes)
 
     def release(self):
         if self.compile:
