@@ -30,13 +30,12 @@ class Children:
     """What child processes do, and the scripts and settings of those that measured.
 
     Args:
-        fails: {(command, model, phase): status} of work that fails, with a scope for its pipeline; "mistake": in the
-            settings.
+        fails: {(command, model, phase): status} of work that fails; "mistake": in the settings.
         ends_after: the number of processes before Ctrl-C.
     """
 
     def __init__(self):
-        self.asked, self.warned, self.drawn, self.fails = [], [], [], {}
+        self.asked, self.fails = [], {}
         self.ends_after, self.device, self.flags = None, CPU, ""
 
     def work(self, child):
@@ -50,7 +49,6 @@ class Children:
         command = Path(child.script).stem.partition("_")[0]
         settings = parse_settings(command, child.environ).on(self.device.type)
         self.asked.append((command, settings))
-        self.warned.append(child.task["warns"])
         workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
         cells = {"device": self.device.type} | {
             name: getattr(self.device, name) for name in ("framework_version", "device_name")
@@ -71,8 +69,6 @@ class Children:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
         else:
             child.write(**cells)
-        if status := self.fails.get((*work, "input")):
-            child.write(**cells | {"scope": "input", "data": "jpeg", "status": status})
         return
         yield
 
@@ -88,14 +84,13 @@ def make_all(monkeypatch):
     monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(results.os, "fsync", lambda _: None)  # which takes milliseconds on some disks
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
-    monkeypatch.setattr(measure_all.card, "finish", lambda *_: children.drawn.append(len(children.asked)) or [""])
+    monkeypatch.setattr(measure_all.card, "finish", lambda *_: [""])
     monkeypatch.setenv("MACHINE", "m")
 
     def call(**environ):
         for name, text in environ.items():
             monkeypatch.setenv(name, text)
-        for each in (children.asked, children.warned, children.drawn):
-            each.clear()
+        children.asked.clear()
         status = measure_all.main()
         return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
 
@@ -170,26 +165,6 @@ def test_16_bits_are_those_that_are_fast(device, rates, chosen):
     assert measure_all.choose_sixteen(rates, device) == chosen
 
 
-def test_a_card_without_fast_16_bits_trains_in_float32():
-    assert {each.precision for each in plan(NVIDIA, "")} == {"float32"}
-
-
-def test_a_quick_set_on_a_gpu_has_three_lines():
-    assert [(each.model, each.phase) for each in plan(NVIDIA, QUICK="1")] == [
-        ("resnet50", "training"),
-        ("bert-large", "training"),
-        ("llama-3.2-1b", "decode"),
-    ]
-
-
-def test_what_does_not_finish_compiling_is_not_tried_again(make_all):
-    make_all.children.device = NVIDIA
-    make_all.children.fails = {("transformer", "distilbert", "training"): "compiling"}
-    make_all(RUNS="2")
-    asked = [settings for _, settings in make_all.children.asked if settings.model == "distilbert"]
-    assert len(asked) == 1
-
-
 @pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])
 def test_an_interruption_loses_nothing(make_all, ends_after):
     make_all.children.ends_after = ends_after
@@ -203,27 +178,6 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in passes
     assert count_in_runs(rows) == [RUNS] * 2 * ON_CPU
     assert make_all()[1] == 0  # and nothing is left
-
-
-def test_a_row_that_was_removed_is_measured_again_with_a_number_of_its_own(make_all, tmp_path):
-    _, _, rows = make_all(RESULTS_DIR=str(tmp_path))
-    lost = next(row for row in rows if row["workload"] == "image")
-    path = tmp_path / "m.csv"
-    path.unlink()
-    results.append(path, *(row for row in rows if row != lost))
-    _, count, rows = make_all()
-    assert count == 1
-    assert [row["process"] for row in rows if row["run_id"] == lost["run_id"]] == ["2", "3", "4"]
-
-
-def test_a_pass_has_one_process_of_each_work(make_all):
-    make_all()
-    _, *works = make_all.children.asked
-    count = 2 * ON_CPU
-    passes = [works[start : start + count] for start in range(0, len(works), count)]
-    assert passes == [passes[0]] * RUNS
-    assert (len(set(passes[0])), make_all.children.drawn) == (count, [1 + count, 1 + 2 * count, 1 + 3 * count])
-    assert make_all.children.warned == [True] * (1 + count) + [False] * 2 * count
 
 
 def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
@@ -246,13 +200,6 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
 
-@pytest.mark.parametrize("change", [{"NUM_THREADS": "3"}, {"SEED": "1"}])
-def test_other_work_does_not_count(make_all, change):
-    _, count, _ = make_all(RUNS="1")
-    assert make_all(**change)[1] == count
-    assert make_all(RUNS="2")[1] == count - 1  # a peak needs one process
-
-
 def test_what_was_refused_is_left_out_of_later_passes(make_all):
     crash, mistake = ("llm", "smollm2-135m", "decode"), ("mlp", "mlp-5x1024", "training")
     make_all.children.fails = {("image", "resnet50", "training"): "out_of_memory", mistake: "mistake", crash: "crashed"}
@@ -264,23 +211,8 @@ def test_what_was_refused_is_left_out_of_later_passes(make_all):
     assert [make_all()[1] for _ in range(2)] == [2, 0]  # what has no row
 
 
-def test_the_first_process_that_ends_by_itself_compares(make_all):
-    make_all.children.fails = {("mlp", "mlp-5x1024", "training"): "timed_out"}
-    make_all()
-
-
 def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):
     make_all.children.flags = "drift contended"
     _, count, rows = make_all()
     assert (count, set(count_in_runs(rows))) == (1 + 2 * ON_CPU, {2 * RUNS})
     assert make_all()[1] == 0
-
-
-def test_a_disturbed_peak_excludes_no_format():
-    peaks = [{"model": "matmul-peak", "status": "ok", "precision": "bfloat16", "tflops": tflops} for tflops in "31"]
-    assert measure_all.find_peaks(peaks) == {"bfloat16": 3}
-
-
-def test_the_rows_of_the_sweep_are_results_too(make_all):
-    make_all.children.fails = {(line.workload, line.model, line.phase): "unsupported" for line in STANDARD_SET}
-    assert [make_all()[0] for _ in range(2)] == [0, 0]

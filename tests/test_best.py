@@ -136,22 +136,11 @@ def test_ctrl_c_prints_the_best_so_far(search, last, answer):
     assert max(float(row["throughput"] or 0) for row in rows) == {8: 30, 30: 54}[last]
 
 
-def test_ctrl_c_in_the_first_process_leaves_no_answer(search):
-    status, out, rows, _ = search(last=0)
-    assert (status, rows, "make image MODEL" in out) == (130, [], False)
-
-
 def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     monkeypatch.setenv("MAX_MINUTES", "0.1")  # six processes
     status, out, rows, asked = search()
     assert (status, len(rows) == len(asked), len(asked) <= 2 * 4 + 2 * 5) == (0, True, True)
     assert re.search("not tried: .*channels_last", out)
-
-
-def test_a_machine_on_which_nothing_gains_keeps_the_default(search):
-    status, out, rows, _ = search(rates=dict.fromkeys(RATES, 0.5))
-    assert (status, rows[0]["precision"], "PRECISION=float32" in out) == (0, "float32", True)
-    assert all(row["group"].startswith("best-") for row in rows)
 
 
 def test_a_change_that_fails_is_listed_and_left_out(search):
@@ -163,11 +152,8 @@ def test_a_change_that_fails_is_listed_and_left_out(search):
 @pytest.mark.parametrize(("found", "why"), [("fails", "NaN"), ("mistaken", "it needs a package")])
 def test_a_default_without_a_result_is_an_error(search, found, why):
     status, out, rows, _ = search(**{found: [("float32", "0")]})
-    assert (
-        status,
-        any(row["status"] == "ok" and (row["precision"], row["compile"]) == ("float32", "0") for row in rows),
-        why in out,
-    ) == (2, False, True)
+    assert (status, why in out) == (2, True)
+    assert not any(row["status"] == "ok" and (row["precision"], row["compile"]) == ("float32", "0") for row in rows)
 
 
 def test_a_mistake_ends_the_search(search):

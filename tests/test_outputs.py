@@ -154,11 +154,6 @@ def test_rows_of_two_devices_are_told_apart():
         assert describe(found + on_cpu) == f"{describe(found)}\n{describe(on_cpu)}"
 
 
-def test_parts_without_a_range_are_not_added():
-    *others, row = rows.TRAINING
-    assert report.describe_parts([*others, row | {"throughput_low": None}]) == ""
-
-
 def test_the_sum_of_the_parts_need_not_be_the_step_if_that_is_compiled():
     for change, is_compiled in (({}, False), ({"compile": "1"}, True)):
         assert ("need not" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled

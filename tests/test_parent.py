@@ -19,7 +19,7 @@ from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
-from tests.fakes import Clock, FakeChild
+from tests.fakes import FakeChild
 
 
 def rate(middle):
@@ -44,9 +44,6 @@ def work(child):
     child.note(batch_size, "works")
     if what == "never fits" or (takes_turns and what == "too large"):
         child.write(**of_this, status="out_of_memory", note="full")
-        return 1
-    if takes_turns and what == "taken" and batch_size > 1:
-        child.write(**of_this, status="failed", note="CUDA error: CUDA-capable device(s) is/are busy or unavailable")
         return 1
     if what == "fails":
         child.write(**of_this, status="unsupported", note="not here")
@@ -197,24 +194,10 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
         parent.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
 
 
-def test_the_process_that_finds_the_device_warns_of_a_missing_gpu(capfd):
-    run, *_ = read_runs("mlp", {"USE_GPU": "1"})
-    if parent.find_device(run).type != "cpu":
-        pytest.skip("there is a GPU")
-    assert "USE_GPU=1" in capfd.readouterr().err
-
-
 @pytest.mark.parametrize(("end", "status"), [("killed", "out_of_memory"), ("stuck", "timed_out")])
 def test_a_child_that_dies_leaves_a_row(run_all, end, status):
     code, _, _, (dead, _) = run_all(end, "ok", RUNS="1")
     assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, status, end, None)
-
-
-@pytest.mark.parametrize(("note", "status"), [("warming up", "compiling"), ("comparing", "timed_out")])
-def test_only_what_stopped_in_the_compiler_did_not_finish_compiling(note, status):
-    line = {"status": parent.processes.BEGUN, "compile": 1, "note": note}
-    child = SimpleNamespace(exit_status=-signal.SIGALRM, limit=600, lines=[line])
-    assert parent.explain_death(child, has_ranks=False)[0] == status
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):
@@ -256,9 +239,8 @@ def test_the_other_of_two_goes_on_if_one_dies(run_interleaved, last, statuses):
     assert "BATCH_SIZE=2 " not in out
 
 
-@pytest.mark.parametrize("last", ["too large", "taken"])
-def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, caplog, last):
-    status, _, rows, events = run_interleaved("ok", last)
+def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, caplog):
+    status, _, rows, events = run_interleaved("ok", "too large")
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
     assert events[-2:] == [(1, "works"), (2, "works")]
     assert "one after the other" in caplog.text
@@ -268,7 +250,6 @@ def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, capl
     ("environ", "library", "card", "keeps"),
     [
         ({}, "glibc", None, True),
-        ({"BATCH_SIZE": "1"}, "glibc", None, True),
         ({"USE_GPU": "0"}, "glibc", Card("NVIDIA H200"), True),
         ({"USE_GPU": ""}, "glibc", Card("NVIDIA H200"), False),
         ({"MALLOC_TOP_PAD_": "268435456"}, "glibc", None, False),
@@ -280,7 +261,7 @@ def test_glibc_keeps_memory_in_each_process_on_a_cpu(run_all, children, monkeypa
     monkeypatch.setattr(environment, "find_card", lambda: card)
     monkeypatch.delenv("USE_GPU", raising=False)
     environ = {name: text for name, text in ({"BATCH_SIZE": "1,2", "RUNS": "1"} | environ).items() if text}
-    *_, rows = run_all("ok/ok" if "," in environ["BATCH_SIZE"] else "ok", **environ)
+    *_, rows = run_all("ok/ok", **environ)
     assert {"MALLOC_TRIM_THRESHOLD_" in child.environ for child in children.started} == {keeps}
     assert not any("MALLOC_TRIM_THRESHOLD_" in row["allocator"] for row in rows)  # it is not the user's
 
@@ -309,7 +290,6 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
     ("environ", "groups"),
     [
         ({"MODEL": "alexnet,vgg11"}, [["alexnet"], ["vgg11"]]),
-        ({"COMPILE": "0,1"}, [["0", "1"]]),
         ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4"], ["1", "5", "6"]]),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
@@ -321,7 +301,6 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
         ),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),
-        ({"USE_GPU": "0,1"}, [["0", "1"]]),
     ],
 )
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
@@ -329,32 +308,11 @@ def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, gro
     assert [[" ".join(run.choices.values()) for run in group] for group in grouped] == groups
 
 
-@pytest.fixture
-def terminal(monkeypatch):
+@pytest.mark.parametrize(("status", "lines", "shown"), [(-11, 1, "5678"), (1, 0, "5678"), (1, 1, ""), (0, 1, "")])
+def test_the_last_lines_of_a_process_that_dies_are_shown(monkeypatch, status, lines, shown):
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(report, "sys", SimpleNamespace(stderr=terminal))
-    monkeypatch.setattr(report, "REFRESH_SECONDS", 0)
-    return terminal
-
-
-def test_a_line_shows_what_a_process_does_below_its_warnings(terminal, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(report.time, "monotonic", clock)
-    first, second = (FakeChild(work, ["", ""], {}, {}) for _ in range(2))
-    first.write(status="begun", note="measuring", throughput=13.45)
-    with report.progress(10, quiet=False) as show:
-        show(first, ["WARNING: no GPU"])
-        for clock.now in (30, 40):
-            show(second, [])
-    (warned,) = re.finditer("WARNING: no GPU\n", terminal.getvalue())
-    rate = re.search(r"process 1 of 10 \[00:\d\d, 13.45 images/s\] measuring resnet50, inference", terminal.getvalue())
-    assert warned.end() < rate.start()
-    assert re.search(r"process 2 of 10 \[00:\d\d<04:20\] starting", terminal.getvalue())
-
-
-@pytest.mark.parametrize(("status", "lines", "shown"), [(-11, 1, "5678"), (1, 0, "5678"), (1, 1, ""), (0, 1, "")])
-def test_the_last_lines_of_a_process_that_dies_are_shown(terminal, status, lines, shown):
     child = FakeChild(work, ["", ""], {}, {})
     child.lines = lines * [{}]
     with report.progress(1) as show:

@@ -1,7 +1,5 @@
 """The sweep of a machine's limits: on a fake machine of given speed, then on this CPU."""
 
-from types import SimpleNamespace
-
 import pytest
 
 import tflops_sweep
@@ -70,18 +68,6 @@ def test_the_best_size_is_measured_again_as_the_peak(sweep):
     peak = peak_of(sweep({"conv1x1": 0.9})[1])
     assert (peak["workload"], peak["tflops"], peak["memory_format"]) == ("matmul", 0.9, "channels_last")
     assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}  # small ones show no peak
-
-
-def test_only_a_cpu_may_have_its_peak_in_a_convolution():
-    def measured_on(kind):
-        rig, rows = SimpleNamespace(device=SimpleNamespace(type=kind)), []
-        measure_operator = lambda work, *_, seed: {"model": work.model, "tflops": 1.0, "note": ""}  # noqa: E731
-        sweep = SimpleNamespace(rig=rig, measure_operator=measure_operator, keep=rows.append)
-        tflops_sweep.measure_peak(sweep, {"matrix_size": "64x64x64", "precision": "float32"})
-        return [row["model"] for row in rows]
-
-    assert measured_on("cuda") == ["matmul-peak"]
-    assert measured_on("cpu") == ["conv1x1", "matmul-peak"]
 
 
 def test_a_precision_that_is_not_there_is_one_row(sweep):

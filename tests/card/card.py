@@ -26,7 +26,6 @@ COPIES = ("copy_", "_to_copy")  # between devices: PyTorch's own code calls the 
 PLAIN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "set_", "resize_", "record_stream")
 PLAIN += ("is_pinned", "_pin_memory", "is_same_size", "lift_fresh", "_local_scalar_dense")
 library = ctypes.CDLL(None)
-broken = ctypes.c_int.in_dll(library, "card_broken")
 
 
 def on_cpu(tensor):

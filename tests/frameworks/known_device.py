@@ -36,7 +36,6 @@ class KnownDevice:
         self.host_seconds = 0.0  # of the host for each operator, without a wall clock
         self.compute = lambda operator, arguments, options: operator(*arguments, **options)  # on the CPU
         self.has_barrier = True  # False: synchronize() returns at once
-        self.is_lazy = False  # True: work is done when its result is read, and otherwise never
         self.refused = ()  # types of numbers that it does not have
         self.reads = 0  # how often the host has waited for a value
 
@@ -64,45 +63,24 @@ class KnownDevice:
         if name not in ("copy_", "_to_copy") and any(x.ndim for x in tensors if not isinstance(x, SimTensor)):
             raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got some on sim and on cpu")
         result = self.compute(operator, arguments, options)
-        needs = [x.work for x in ours.values()]
         if torch.device(target).type == "cpu" or isinstance(result, (bool, int, float)):
             self.reads += 1
-            self.free_at = max(self.free_at, self.clock()) + seconds_left(needs)
             self.wait_until(self.free_at)
             return result
-        work = [0.0, needs]
         if not (operator.is_view or name.startswith("empty")):
             self.now += self.host_seconds
-            work[0] = self.seconds(name)
-            if not self.is_lazy:
-                self.free_at = max(self.free_at, self.clock()) + seconds_left([work])
-        if operator._schema.is_mutable:
-            for x in ours.values():
-                x.work = work
-        return self.to_sim(result, ours, work)
+            self.free_at = max(self.free_at, self.clock()) + self.seconds(name)
+        return self.to_sim(result, ours)
 
-    def to_sim(self, x, ours, work):
+    def to_sim(self, x, ours):
         """Return the tensors of the device for those of the CPU, in lists too."""
         if isinstance(x, (list, tuple)):
-            return type(x)(self.to_sim(each, ours, work) for each in x)
+            return type(x)(self.to_sim(each, ours) for each in x)
         if not isinstance(x, torch.Tensor) or id(x) in ours:
             return ours.get(id(x), x)
         if x.dtype in self.refused:
             raise TypeError(f"sim does not have {x.dtype}")
-        made = SimTensor(x)
-        made.work = work
-        return made
-
-
-def seconds_left(works):
-    """Return the seconds of work that is not done, [seconds, work that it needs]; it is done afterwards."""
-    total, works = 0.0, list(works)
-    while works:
-        work = works.pop()
-        total += work[0]
-        works += work[1]
-        work[:] = 0.0, ()
-    return total
+        return SimTensor(x)
 
 
 class SimTensor(torch.Tensor):

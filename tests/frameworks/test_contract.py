@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 from bench import check, frameworks, precision
-from bench.frameworks import base
 from bench.settings import FRAMEWORKS, TRAINING
 from bench.timing import MeasurementError, measure
 from bench.timing.job import Job
@@ -70,10 +69,6 @@ def test_the_check_leaves_the_weights_and_the_mode_as_they_are():
     assert not any(np.array_equal(a, b) for (_, a), b in zip(session.matrices(), before.values(), strict=False))
 
 
-def test_every_workload_has_a_builder():
-    assert set(FRAMEWORKS[TESTED].workloads) <= set(open_session("mlp", "inference").context.builders)
-
-
 def test_four_batches_take_turns():
     def results(seed):
         session = open_session(phase="inference", SEED=seed)
@@ -106,15 +101,9 @@ def test_close_frees_the_model():
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
-        (RuntimeError("[malloc] Unable to allocate 9 bytes."), "out_of_memory"),
-        (RuntimeError("Output dim sizes larger than 2**32 elements not supported on MPS device."), "unsupported"),
-        (RuntimeError("Found Tesla P4 which is too old to be supported by the triton GPU compiler"), "unsupported"),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
-        (RuntimeError("fatal error: Python.h: No such file or directory"), "unsupported"),
         (AssertionError("Input shape indivisible by patch size!"), "unsupported"),
-        (RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"), "failed"),
         (RuntimeError("CUDA error: unknown error"), "failed"),  # of a card that is lost
-        (RuntimeError("Cache thrashing is happening, please set the environment variable MLX_CUDA_GRAPH"), "failed"),
         (RuntimeError("odd"), "failed"),
     ],
 )
@@ -125,11 +114,6 @@ def test_failures_are_told_apart(error, status, capsys):
 
 WRONG = {  # (output, norms of gradients) of the device
     "permuted_classes": lambda output, norms: (output[:, ::-1], norms),
-    "ignored_input": lambda output, norms: (0 * output + output[:1], norms),
-    "zero": lambda output, norms: (0 * output, norms),
-    "not_a_number": lambda output, norms: (np.full_like(output, np.nan), norms),
-    "no_gradient": lambda output, norms: (output, [*norms[:-1], 0]),
-    "sum_instead_of_mean": lambda output, norms: (output, [2 * norm for norm in norms]),
     "no_inner_gradient": lambda output, norms: (output, [*norms[:3], 0, *norms[4:]]),
 }
 
@@ -149,22 +133,12 @@ def test_a_device_whose_gradients_or_output_differ_is_refused(monkeypatch, name)
     assert error.value.status == "wrong_output"
 
 
-@pytest.mark.parametrize("name", ["permuted_classes", "ignored_input", "zero", "not_a_number"])
-def test_a_device_whose_timed_output_differs_is_refused(monkeypatch, name):
+def test_a_device_whose_timed_output_differs_is_refused():
     session = open_session("mlp", "inference", MODEL="mlp-64-64")
     right = session.read_output
-    session.read_output = lambda: WRONG[name](right(), None)[0]
+    session.read_output = lambda: right()[:, ::-1]
     with pytest.raises(MeasurementError) as error:
         measure_and_check(session)
-    assert error.value.status == "wrong_output"
-
-
-def test_float16_under_the_name_of_float32_is_refused(monkeypatch):
-    monkeypatch.setattr(precision, "_probed", {})
-    right, short = FRAMEWORK.DeviceContext.probe, lambda x: x.astype(np.float16).astype(np.float32)
-    monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", lambda self, name, *x: right(self, name, *map(short, x)))
-    with pytest.raises(MeasurementError, match="float16") as error, np.errstate(all="ignore"):
-        measure_and_check(open_session("mlp", "inference"))
     assert error.value.status == "wrong_output"
 
 
@@ -179,36 +153,28 @@ def short(bits):
 
 
 @pytest.mark.parametrize(
-    ("operator", "bits", "refused"),
-    [("matmul", 11, True), ("matmul", 8, True), ("convolution", 11, False), ("convolution", 8, True)],
+    ("operator", "change", "words", "status"),
+    [
+        ("matmul", lambda x: x.astype(np.float16).astype(np.float32), "float16", "wrong_output"),
+        ("matmul", short(11), "unset ONEDNN", "unsupported"),
+        ("matmul", short(8), "unset ONEDNN", "unsupported"),
+        ("convolution", short(11), "", ""),
+        ("convolution", short(8), "unset ONEDNN", "unsupported"),
+    ],
 )
-def test_float32_that_is_computed_in_fewer_bits_is_unsupported(monkeypatch, operator, bits, refused):
+def test_float32_that_is_computed_in_fewer_bits_is_refused(monkeypatch, operator, change, words, status):
     monkeypatch.setattr(precision, "_probed", {})
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")  # which does it on some CPUs
     right = FRAMEWORK.DeviceContext.probe
 
     def probe(self, name, *operands):
-        return right(self, name, *(map(short(bits), operands) if name == operator else operands))
+        return right(self, name, *(map(change, operands) if name == operator else operands))
 
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", probe)
-    settings = open_session.settings("image")
-    context = FRAMEWORK.DeviceContext(settings)
-    with pytest.raises(MeasurementError, match="unset ONEDNN") if refused else nullcontext() as error:
+    context = FRAMEWORK.DeviceContext(open_session.settings("image"))
+    with pytest.raises(MeasurementError, match=words) if words else nullcontext() as error, np.errstate(all="ignore"):
         precision.check_precision(context, has_convolutions=True)
-    assert not refused or error.value.status == "unsupported"
-
-
-@pytest.mark.skipif(TESTED == "torch", reason="test_torch.py has its own compiler")
-def test_a_wrong_compiled_model_is_refused(monkeypatch):
-    counted = base.DeviceContext.counted
-
-    def scale(output):
-        return list(map(scale, output)) if isinstance(output, list) else 1.02 * output
-
-    wrong = lambda context, function: counted(context, lambda *inputs: scale(function(*inputs)))  # noqa: E731
-    monkeypatch.setattr(base.DeviceContext, "counted", wrong)
-    with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
-        measure_and_check(open_session("mlp", "inference", COMPILE="1"))
+    assert not words or error.value.status == status
 
 
 @needs_parts

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bench import check, frameworks
+from bench import frameworks
 from bench.precision import relative_error
 from tests.conftest import TESTED
 from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
@@ -30,13 +30,6 @@ def copy_weights(session):
     return {name: np.array(session.context.to_numpy(each)) for name, each in weights.items()}
 
 
-def assert_last_result_is_that_of(session, other, tokens):
-    """Compare with the logits of all tokens at once, in an empty cache of another session with equal weights."""
-    other.model.open_cache(*tokens.shape)
-    expected = other.context.to_numpy(other.model.extend(*other.context.put(tokens)))
-    assert relative_error(session.context.to_numpy(session.last_result), expected) < 1e-4
-
-
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(("depth", "tokens"), [(3, 4), (0, 1)])
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model, depth, tokens):
@@ -48,21 +41,15 @@ def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model,
         read = np.concatenate([batches[0][:, :depth], batches[turn % 4][:, depth:]], 1)
         for place in range(depth, depth + tokens):
             session.step()
-            assert_last_result_is_that_of(session, other, read[:, : place + 1])
+            # The logits of all tokens at once, in an empty cache of another session with equal weights.
+            other.model.open_cache(2, place + 1)
+            expected = other.context.to_numpy(other.model.extend(*other.context.put(read[:, : place + 1])))
+            assert relative_error(session.context.to_numpy(session.last_result), expected) < 1e-4
 
 
-@pytest.mark.parametrize("model", TINY_DECODERS)
-def test_a_step_of_prefill_is_the_model_itself(model):
-    session, other = open_llm("prefill", MODEL=model), open_llm("prefill", MODEL=model)
-    batches = [ids for (ids,) in describe_llm("prefill", MODEL=model).make_batches(2, 0)]
-    assert batches[0].shape == (2, 6)
-    for turn in range(5):
-        session.step()
-        assert_last_result_is_that_of(session, other, batches[turn % 4])
-
-
-def test_decode_is_measured_in_16_bits():
-    session = open_llm("decode", PRECISION="bfloat16")
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_session_is_measured_in_16_bits(phase):
+    session = open_llm(phase, PRECISION="bfloat16")
     assert_measured(session, 2)
     assert session.precisions == {"matmul": "bfloat16"}
 
@@ -78,56 +65,19 @@ def test_a_step_of_decode_reads_all_weights_but_unused_experts_and_a_table_that_
 # A mixture of experts
 
 
-def open_experts():
-    return open_llm("decode", MODEL="tiny-moe", PRECISION="float32")
-
-
-def first_experts(session):
-    """Return the first layer's mixture of experts, and its weights in NumPy: router, gate, up, down."""
-    if TESTED == "torch":
-        block = session.model.uncompiled.decoder.model.layers[0].mlp
-        weights = block.gate.weight, *block.experts.gate_up_proj.chunk(2, 1), block.experts.down_proj
-    else:
-        block = session.model.module.layers[0].mlp
-        experts = block.switch_mlp
-        weights = [each.weight for each in (block.gate, experts.gate_proj, experts.up_proj, experts.down_proj)]
-    return block, [session.context.to_numpy(each) for each in weights]
-
-
-def test_a_token_gets_the_weighted_outputs_of_its_most_probable_experts():
-    session = open_experts()
-    block, (router, *experts) = first_experts(session)
-    tokens = np.random.default_rng(0).standard_normal((1, 5, 64), np.float32)
-    got = session.context.to_numpy(block(*session.context.put(tokens)))[0]
-    for output, token in zip(got, tokens[0], strict=True):
-        likelihoods = np.exp(router @ token)
-        chosen = np.argsort(likelihoods)[-2:]
-        gate, up = (each[chosen] @ token for each in experts[:2])
-        outputs = experts[2][chosen] @ (gate / (1 + np.exp(-gate)) * up)[..., None]
-        expected = np.average(outputs[..., 0], axis=0, weights=likelihoods[chosen])
-        assert relative_error(output, expected) < 1e-5
-
-
 def test_experts_differ_and_keep_the_variance(monkeypatch):
     # Twice the numbers of an expert's matrix
     monkeypatch.setattr(f"bench.frameworks.{frameworks.FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_NUMBERS", 2**13)
-    for experts in first_experts(open_experts())[1][1:]:
-        assert len(np.unique(experts.reshape(8, -1), axis=0)) == 8
-        assert 64 * experts.var() == pytest.approx(1, abs=0.1)
-
-
-def test_a_mixture_of_experts_says_that_it_is_not_compared():
-    session = open_experts()
-    assert_measured(session, 2)
-    assert "not compared with the CPU" in str(session.notes)
-    assert session.output_error is None
-
-
-def test_without_memory_for_the_reference_a_model_says_that_it_is_not_compared(monkeypatch):
-    monkeypatch.setattr(check.resources, "available_bytes", lambda: 0)
-    session = open_llm("decode", USE_GPU="0")
-    assert_measured(session, 2)
-    assert "not compared with the CPU" in str(session.notes)
+    session = open_llm("decode", MODEL="tiny-moe", PRECISION="float32")
+    if TESTED == "torch":
+        experts = session.model.uncompiled.decoder.model.layers[0].mlp.experts
+        weights = *experts.gate_up_proj.chunk(2, 1), experts.down_proj
+    else:
+        experts = session.model.module.layers[0].mlp.switch_mlp
+        weights = [each.weight for each in (experts.gate_proj, experts.up_proj, experts.down_proj)]
+    for each in map(session.context.to_numpy, weights):
+        assert len(np.unique(each.reshape(8, -1), axis=0)) == 8
+        assert 64 * each.var() == pytest.approx(1, abs=0.1)
 
 
 # Quantised weights

@@ -55,15 +55,6 @@ def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
         assert count_pending(produced(session)) == 0
 
 
-def test_the_cpu_reads_copies_of_the_weights_that_it_compares():
-    session = open_session("mlp", "inference", PRECISION="bfloat16")
-    reference = session.model.on_cpu()
-    copied, ours = (on_mlx.leaves(each.module.parameters()) for each in (reference, session.model))
-    assert len(copied) == len(ours)
-    assert {each.dtype for each in copied} == {mx.float32}
-    assert {each.dtype for each in ours} == {mx.bfloat16}
-
-
 class EvaluationClock:
     """A clock by which a step takes 10 us, and a read 1 ms for each operator that is not evaluated yet."""
 
@@ -164,26 +155,12 @@ def test_bytes_of_quantised_weights_agree_with_the_formula(model, precision, bit
     assert session.weight_bytes == (matrices * (bits + 2 * size / 64) + 1024 * router + norms * size) / 8
 
 
-def swapped(numbers):
-    """Return packed numbers of 4 bits with the two of each byte swapped."""
-    return ((numbers & 0x0F0F0F0F) << 4) | ((numbers >> 4) & 0x0F0F0F0F)
-
-
-STORED = {
-    "scale": lambda weights, scales, biases: (weights, 2 * scales, biases),
-    "nibble": lambda weights, scales, biases: (swapped(weights), scales, biases),
-}
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("sabotage", STORED)
-def test_a_wrong_kernel_is_wrong_output(monkeypatch, sabotage, precision):
+def test_a_wrong_kernel_is_wrong_output(monkeypatch, precision):
     right = mx.quantized_matmul
     monkeypatch.setattr(precision_module, "_probed", {})
-
-    def multiply(x, weights, scales, biases, **how):
-        return right(x, *STORED[sabotage](weights, scales, biases), **how)
-
-    monkeypatch.setattr(mx, "quantized_matmul", multiply)
+    monkeypatch.setattr(
+        mx, "quantized_matmul", lambda x, w, scales, *how, **more: right(x, w, 2 * scales, *how, **more)
+    )
     with pytest.raises(MeasurementError, match="quantised"):
         measure_and_check(open_llm("decode", PRECISION=precision, WEIGHT_BITS="4"))

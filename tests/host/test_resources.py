@@ -1,7 +1,5 @@
 """Free memory and shared memory, of machines and containers that are not here."""
 
-import os
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -61,14 +59,6 @@ def test_the_least_limit_of_nested_groups_holds(monkeypatch):
     files |= {"/proc/self/cgroup": "1:cpu:/elsewhere\n0::/job/step\n"}
     monkeypatch.setattr(resources, "read_text", lambda path: files.get(str(path).removeprefix("/sys/fs/cgroup"), ""))
     assert (resources.cpu_quota(), resources.available_bytes()) == (1.5, GB)
-
-
-def test_cores_that_the_main_thread_loses_by_importing_pytorch_stay_usable():
-    """OMP_PROC_BIND binds it to the first one; modules of clusters set it."""
-    code = "from bench.host import resources; import torch; print(resources.usable_cores())"
-    environ = os.environ | {"OMP_PROC_BIND": "true"}
-    out = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
-    assert int(out) == resources.usable_cores()
 
 
 def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):

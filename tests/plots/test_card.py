@@ -1,11 +1,8 @@
 """A machine's card: which rows it shows, which published machines are next to it, and what it doubts."""
 
-from itertools import pairwise
-
 import pytest
 
 from bench.plots import card, frames
-from bench.records.likeness import work_of
 from bench.workloads.standard_set import STANDARD_SET
 from tests.rows import GPU, PEAK, rate, standard_set, write
 
@@ -37,48 +34,9 @@ def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     assert len(shown) == card.MOST_PUBLISHED
 
 
-def test_each_figure_is_next_to_figures_of_the_same_work():
-    """Of all cards that results/ and published.csv make."""
-    stored = frames.load("results", print)
-    machines = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
-    cards = [made for of in machines.itertuples(index=False) if (made := card.make_card(stored, *of))]
-    count = 0
-    for bars in (bars for made in cards for bars in made.blocks.values()):
-        assert not bars[0]["published"]
-        for above, bar in pairwise(bars):
-            assert work_of(bar) == work_of(above) or not bar["published"]
-            count += bar["published"]
-    assert count
-
-
 def test_one_row_of_a_gpu_does_not_hide_the_card_of_the_cpu(folder):
     write(folder, [*standard_set(), GPU | rate(900) | {"machine": "a", "batch_size": 64}])
     assert {bar["kind"] for bars in make(folder).blocks.values() for bar in bars if not bar["published"]} == {"cpu"}
-
-
-def test_a_large_batch_is_not_next_to_a_small_one(folder):
-    write(folder, standard_set(**GPU | {"machine": "a"}))
-    training = OTHERS | {"phase": "training", "precision": "mixed_float16", "memory_format": "channels_first"}
-    figures = {957: {"batch_size": 64, "compile": 1}, 833: {"batch_size": 256}, 800: {"batch_size": 64}}
-    rows = [training | rate(value) | cells | {"device_name": "RTX 3090"} for value, cells in figures.items()]
-    write(folder, rows, "published")
-    next_to = {
-        bar["value"]: (bars[0]["batch_size"], bars[0]["compile"])
-        for bars in make(folder).blocks.values()
-        for bar in bars
-        if bar["published"]
-    }
-    assert next_to == {957: ("64", "1"), 833: ("256", "0")}
-
-
-def test_lines_of_latency_and_what_is_launch_bound_are_marked(folder):
-    write(folder, standard_set(flags="launch_bound", **GPU | {"machine": "a"}))
-    made = make(folder)
-    (doubt,) = (words for words in made.doubts if "submits" in words)
-    assert "MLP" not in doubt  # it is measured for that
-    bars = [bar for bars in made.blocks.values() for bar in bars]
-    assert all("launch-bound" in card.describe_bar(bar)[1] for bar in bars)
-    assert sum(line.is_latency for line in made.blocks) == 3
 
 
 def test_work_without_a_result_is_named(folder):
@@ -108,13 +66,9 @@ def test_work_that_a_framework_does_not_have_is_not_missing(folder):
 def test_work_that_16_bits_slow_down_is_named(folder, rates, width, processes, is_named):
     write(folder, standard_set())
     about = {"phase": "inference", "batch_size": "16", "image_size": None}
-    write(
-        folder,
-        [
-            rate(each, width) | about | {"precision": name, "run_id": "x", "processes": processes, "timestamp": LATER}
-            for each, name in zip(rates, ("float32", "bfloat16"), strict=True)
-        ],
-    )
+    for each, precision in zip(rates, ("float32", "bfloat16"), strict=True):
+        cells = {"precision": precision, "run_id": "x", "processes": processes, "timestamp": LATER}
+        write(folder, [rate(each, width) | about | cells])
     named = [words for words in make(folder).limits if "16 bits" in words]
     assert ["ResNet-50 inference" in words for words in named] == [True] * is_named
 
@@ -160,11 +114,6 @@ def test_a_card_shows_one_chip_the_newest_that_has_enough(folder):
     assert {row["cpu_id"] for bars in make(folder).blocks.values() for row in bars} == {"old"}
     write(folder, [rate(7) | {"cpu_id": "new", "timestamp": LATER}])
     assert [row["value"] for bars in make(folder).blocks.values() for row in bars] == [7, 7]
-
-
-def test_work_that_a_framework_refuses_is_left_out(folder):
-    write(folder, standard_set(framework="mlx"))  # the set has compiled decode, which MLX lacks
-    assert make(folder, framework="mlx")
 
 
 def test_the_card_is_stored_and_doubts_nothing_without_a_reason(folder):

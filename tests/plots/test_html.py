@@ -16,35 +16,27 @@ from tests.rows import GPU, LLM, MATMUL, MLP, PEAK, rate, write
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
 
-# Acts on a page that just fits its view, and tells of it after each act. Scroll bars take space, as on Linux.
-TRIAL = """<style>::-webkit-scrollbar { width: 15px }</style><script>
+# Opens addresses of the page, and tells of it after each.
+TRIAL = """<script>
 async function trial() {
-  const {style, dataset} = document.body, loading = document.createElement("iframe"), told = [];
+  const loading = document.createElement("iframe"), told = [];
   document.body.append(loading);
   loading.contentDocument.open(); // the browser waits until it is closed
-  style.paddingTop = `${innerHeight - document.documentElement.offsetHeight}px`;
   await new Promise((done) => new ResizeObserver(done).observe(at("bars"))); // the first picture
-  for (const act of [ACTS]) {
+  for (const hash of ["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"]) {
     const drawn = new Promise((done) => ["bars", "table"].forEach((id) =>
       new MutationObserver(done).observe(at(id), {childList: true})));
-    act();
+    location.replace(hash);
+    render(); // again when the browser tells of the new address
     await drawn;
-    told.push(TOLD);
+    told.push([at("none").hidden, document.querySelectorAll("circle, rect").length, at("heading").innerText,
+      at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
   }
-  dataset.told = told.join("; ");
+  document.body.dataset.told = told.join("; ");
   loading.contentDocument.close();
 }
 trial();
 </script></body>"""
-DETAILS = """() => document.querySelector("td button").click(), () => { style.width = "400px"; },
-    () => document.querySelector("th button").click(), () => location.replace("#q=a")"""
-OPEN = '`${innerWidth - document.documentElement.clientWidth}:${document.querySelectorAll("dl").length}`'
-SEARCHES = """...["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"].map((hash) => () => {
-    location.replace(hash);
-    render(); // again when the browser tells of the new address
-  })"""
-SEEN = """[at("none").hidden, document.querySelectorAll("circle, rect").length, at("heading").innerText,
-      at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | ")"""
 
 
 def read(folder):
@@ -181,23 +173,16 @@ def test_the_mean_of_uneven_rows_is_known(folder):
     assert {line["value"]: line["mean"] for line in lines} == {10: 9, 20: None}
 
 
-def show(page, acts, told):
-    """What a browser tells of a page."""
+def show(page):
+    """What a browser tells of a page after each address."""
     # In /usr/bin, because a snap cannot read the files of a test.
     if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
         pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
-    trial = TRIAL.replace("ACTS", acts).replace("TOLD", told)
-    page.write_text(page.read_text().replace("</body>", trial))
+    page.write_text(page.read_text().replace("</body>", TRIAL))
     options = ["--headless", "--no-sandbox", f"--user-data-dir={page.parent}", "--window-size=1200,1000"]
     command = [browser, *options, "--timeout=60000", "--dump-dom", page.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return re.search('data-told="([^"]*)"', dom)[1].split("; ")
-
-
-def test_details_stay_open_until_they_are_closed(folder):
-    write(folder, [rate(10)])
-    page = html.write_page(read(folder), folder / "index.html")
-    assert show(page, DETAILS, OPEN) == ["15:1"] * 4  # width of the scroll bar, open details
 
 
 def test_a_search_and_a_machine_list_every_work(folder):
@@ -205,7 +190,7 @@ def test_a_search_and_a_machine_list_every_work(folder):
     write(folder, [rate(10), rate(5) | decode, rate(3) | LLM])
     write(folder, [rate(25), rate(8) | decode, rate(6) | LLM | {"lora_rank": "8"}], "b")
     write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
-    nothing, gpu, llm, machine = show(html.write_page(read(folder), folder / "index.html"), SEARCHES, SEEN)
+    nothing, gpu, llm, machine = show(html.write_page(read(folder), folder / "index.html"))
     assert nothing.startswith("false | 0 | ")
     assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
     assert "| 2 | SmolLM2 135M, decode" in llm

@@ -1,33 +1,25 @@
 """Each picture draws the right rows; its looks are not tested."""
 
-import itertools
-import random
 import re
-from pathlib import Path
 
 import pytest
 
 import plot_results
-from bench.plots import draw, frames, pictures
-from bench.records.likeness import work_of
+from bench.plots import pictures
 from bench.settings import SettingError
 from tests.rows import FAILED, GPU, MATMUL, rate, write
 
 CITED = {"source": "https://x"}
 OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
-WRONG = [
-    {"flags": "implausible", "device_name": "x"},
-    CITED | {"status": "unsynchronised"},
-    CITED | {"status": "cpu_time"},
-]
+WRONG = [{"flags": "implausible", "device_name": "x"}, {"status": "unsynchronised"}, {"status": "cpu_time"}]
 BERT = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
 MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
 LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": ""}
 DECODE = LLM | {"phase": "decode", "depth": "0"}
 OURS = GPU | {"batch_size": "64"}
 DEEP = DECODE | rate(5) | {"new_tokens": "127"}
+SECONDS = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
 PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
-COPY = {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
 
 
 def texts_in(figure):
@@ -56,6 +48,7 @@ def values_in(figure):
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
+        (pictures.mlp, [rate(5000) | MLP, MLP | SECONDS | CITED], [2500, 5000]),  # only seconds are published
         # A peak has one bar of ours for each chip, and one that was published.
         (
             pictures.standard_set_gpu,
@@ -75,39 +68,6 @@ def test_the_rows_of_a_picture(folder, load, picture, rows, values):
     assert (values_in(figure) if figure else []) == values
 
 
-def make_random(count):
-    """Yield rows of machines that do not exist, with random work, status and flags."""
-    draw_one = random.Random(1).choice
-    for i in range(count):
-        model = draw_one([{}, BERT, MLP, DECODE, PEAK, COPY])
-        cells = {"batch_size": draw_one(["1", "64", "256"]), "precision": draw_one(["float32", "mixed_float16"])}
-        cells |= {"compile": draw_one("01"), "scope": draw_one(["device", "end_to_end"])} if not model else {}
-        cells |= {"flags": draw_one(["", "", "implausible", "drift"]), "run_id": i, "device_name": draw_one("abcd")}
-        cells |= CITED | {"status": draw_one(["ok", "ok", "cpu_time"])} if draw_one([True, False]) else {}
-        yield rate(draw_one(range(1, 99))) | model | cells | {"device": draw_one(["cpu", "cuda"]), "machine": "m"}
-
-
-def test_neighbours_are_of_the_same_work(folder, load, monkeypatch):
-    """In each panel of results/ with the published figures, and of 200 random rows."""
-    rows = list(make_random(200))
-    write(folder, [row for row in rows if "source" not in row])
-    write(folder, [row for row in rows if "source" in row], "published")
-    random_lines = load().valid
-    monkeypatch.setattr(frames, "PUBLISHED", Path("results"))
-    stored_lines = frames.load("results", pytest.fail).valid
-    panels = []
-    for lines in (random_lines, stored_lines):
-        for kind in ("cpu", "gpu"):
-            panels += itertools.chain(*pictures.group_works(lines, kind))
-    assert len(panels) > 20
-    for panel in panels:
-        for above, row in itertools.pairwise(pictures.choose_bars(panel)):
-            assert work_of(above) == work_of(row)
-            assert (row["status"], "implausible" in row["flags"]) == ("ok", False)
-    (training,) = (rows for rows in panels if 957 in [round(row["value"]) for row in rows])
-    assert {(row["batch_size"], row["compile"] != "0", row["scope"]) for row in training} == {("64", True, "device")}
-
-
 def test_each_machine_and_precision_has_a_line_of_matmuls(folder, load):
     sizes = [MATMUL | {"matrix_size": f"{side}x{side}x{side}", "tflops": side / 64} for side in (64, 128, 256)]
     write(folder, [*sizes, *(row | {"precision": "bfloat16", "tflops": 9} for row in sizes)])
@@ -125,38 +85,6 @@ def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setti
     assert [each.lines[0].get_xydata().tolist() for each in axes.containers] == [[[64, 4], [513, 5]]]
 
 
-def test_rates_over_depth_follow_from_seconds_if_only_these_are_published(folder, load):
-    write(folder, [rate(5000) | MLP, rate(2500) | MLP | {"model": "mlp-10x1024"}])
-    timed = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
-    write(folder, [timed | MLP | CITED], "p")
-    (axes,) = pictures.mlp(load()).axes
-    drawn = [each.lines[0].get_xydata().tolist() for each in axes.containers]
-    assert drawn == [[[5, 5000], [10, 2500]], [[5, 2500]]]
-
-
-def test_a_machine_whose_device_another_one_has_too_is_shown_by_its_own_name(folder, load):
-    write(folder, [rate(10)])
-    write(folder, [rate(10)], "b")
-    assert {"a (CPU)", "b (CPU)"} <= set(texts_in(pictures.standard_set_cpu(load())))
-
-
-def test_pictures_are_at_most_7_inches_wide(folder, load):
-    cells = {"device_name": "a device with a very long name " * 3, "model": "mobilenet_v2", "allocator": "x" * 99}
-    write(folder, [rate(9) | cells, rate(9) | cells | MLP])
-    write(folder, [rate(9) | cells | CITED], "published")
-    for figure in (pictures.standard_set_cpu(load()), pictures.mlp(load())):
-        path = draw.save(figure, folder / "x.png", bbox_inches="tight")
-        assert int.from_bytes(path.read_bytes()[16:20]) <= 7 * draw.DPI
-
-
-def test_published_figures_are_drawn_from_any_folder(folder, load):
-    write(folder, [rate(10)])
-    write(frames.PUBLISHED, [rate(7) | CITED], "published")
-    assert values_in(pictures.standard_set_cpu(load())) == [7, 10]
-    write(folder, [rate(6) | CITED], "published")
-    assert values_in(pictures.standard_set_cpu(load())) == [6, 10]
-
-
 def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     write(folder, [rate(10) | CITED, rate(5) | MLP])
     assert [path.name for path in plot_results.plot(folder, lambda line: None)][:-2] == ["mlp.png"]
@@ -168,16 +96,6 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     assert all(path.stat().st_size > 1000 for path in (*drawn, page))
 
 
-def test_svg_is_the_same_each_time_and_leaves_the_pages(folder):
-    write(folder, [rate(10), rate(9) | CITED, rate(5) | MLP])
-    paths = plot_results.plot(folder, lambda line: None, "svg")
-    assert [path.name for path in paths] == ["standard_set_cpu.svg", "mlp.svg"]
-    assert all(path.read_text().startswith("<?xml") for path in paths)
-    assert not (folder / "index.html").exists()
-    content = [path.read_bytes() for path in paths]
-    assert [path.read_bytes() for path in plot_results.plot(folder, lambda line: None, "svg")] == content
-
-
 @pytest.mark.parametrize("name", ["README.md", "index.html"])
 def test_a_page_that_make_plot_has_not_written_stays(folder, name):
     write(folder, [rate(10), rate(9) | CITED])
@@ -186,13 +104,6 @@ def test_a_page_that_make_plot_has_not_written_stays(folder, name):
         plot_results.plot(folder, lambda line: None)
     assert (folder / name).read_text() == "# My project\n"
     assert not (folder / "plots").exists()
-
-
-def test_pages_that_cannot_be_written_are_one_line_with_the_fix(folder):
-    write(folder, [rate(10), rate(9) | CITED])
-    (folder / "plots").write_text("a file")
-    with pytest.raises(SettingError, match="RESULTS_DIR"):
-        plot_results.plot(folder, lambda line: None)
 
 
 @pytest.mark.parametrize("rows", [[], [FAILED], [CITED]])

@@ -37,11 +37,6 @@ def test_quantities_and_runs_stay_apart():
     assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "99"]
 
 
-def test_published_rows_are_results_each_by_itself():
-    cited = [row(rate, source="https://x.org", run_id="") for rate in (11.0, 12.0)]
-    assert [(each["throughput"], each["process_rates"]) for each in combine(cited)] == [(11, ""), (12, "")]
-
-
 def test_what_only_one_process_says_is_kept_and_the_largest_error():
     measured = {"output_error": 0.1, "power_watts": 400.0, "power_scope": "gpu board", "joules_per_item": 130.0}
     (found,) = combine_all(row(3.0, **measured, flags="drift"), row(4.0), row(5.0, flags="short drift"))
@@ -93,10 +88,11 @@ def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(devic
     assert not combine([rows[0] | {"run_id": "other"}, *rows[1:]])[-1]["bottleneck"]
 
 
-def test_stored_rows_give_the_same_result(tmp_path):
+@pytest.mark.parametrize("count", [5, 3])
+def test_stored_rows_give_the_same_result_also_with_some_that_were_just_measured(tmp_path, count):
     measured = processes_of(*(row(1000 / (7 + i), 1000 / (8 + i), 1000 / (6 + i)) for i in range(5)))
-    path = stored.write(tmp_path, measured)
-    (found,), (again,) = combine(measured), combine(map(convert, results.read(path, pytest.fail)))
+    path = stored.write(tmp_path, measured[:count])
+    (found,), (again,) = combine(measured), combine([*map(convert, results.read(path, pytest.fail)), *measured[count:]])
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 
@@ -107,13 +103,6 @@ def test_a_round_whose_base_has_no_result_compares_nothing():
     rows = [of("base", 1), of("change", 1), of("base", 2, status="crashed", throughput=None), of("change", 2)]
     ((run_id, (_, base, comparison)),) = compare_groups([*rows, of("change", 3)]).items()
     assert (run_id, base["run_id"], comparison.pairs) == ("change", "base", 1)
-
-
-def test_rows_of_a_file_and_rows_that_were_just_measured_are_one_result(tmp_path):
-    first, second = processes_of(row(10.0), row(12.0))
-    path = stored.write(tmp_path, [first])
-    (found,) = combine([*map(convert, results.read(path, pytest.fail)), second])
-    assert found["process_rates"] == "10 12"
 
 
 # Comparisons

@@ -125,14 +125,6 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     assert path.read_text() == before
 
 
-def test_hidden_files_are_skipped_and_a_file_is_no_folder(tmp_path):
-    (tmp_path / "._a.csv").write_bytes(b"\x00\x05\x16\x07")
-    (tmp_path / "a.csv").touch()
-    assert [path.name for path in results.list_files(tmp_path)] == ["a.csv"]
-    with pytest.raises(results.ResultsError, match=r"a\.csv is a file"):
-        results.check_writable(tmp_path / "a.csv", ["a"])
-
-
 def test_the_page_of_columns_and_the_citation_are_of_this_version():
     assert Path("docs/columns.md").read_text() == columns.describe_columns()
     assert f'version: "{METHOD_VERSION}"' in Path("CITATION.cff").read_text()

@@ -1,7 +1,5 @@
 """The latest result of each machine, work and setup, and files that are not as they should be."""
 
-import math
-
 import pytest
 
 from bench.records import tables
@@ -84,12 +82,6 @@ def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
     assert found[["value", "published"]].to_numpy().tolist() == [[5, False], [826, True], [1218, True]]
 
 
-def test_a_chip_has_one_name_in_own_and_published_figures(write):
-    own = write({"device": "cuda", "device_name": "NVIDIA GeForce RTX 4090"})
-    cited = write({"device": "cuda", "device_name": "NVIDIA RTX 4090", "source": "https://x"}, machine="published")
-    assert set(summary(own, cited)["shown"]) == {"NVIDIA RTX 4090"}
-
-
 def test_shares_are_of_own_results_over_own_peaks(write):
     cited = {"source": "https://x"}
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
@@ -113,9 +105,3 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     assert rows["machine"].tolist() == ["a", "b"]
     (line,) = said
     assert line.count("broken.csv") == 1
-
-
-def test_the_zero_of_a_stuck_meter_is_unknown(write):
-    (row,) = summary(write({"power_watts": "0", "accuracy": "0"})).to_dict("records")
-    assert math.isnan(row["power_watts"])
-    assert row["accuracy"] == 0
