@@ -231,12 +231,11 @@ def main(environ=os.environ):
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
     lines = [compare(line, other, rows_a, rows_b) for line, other in pair_lines(a, b, names)]
     lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
-    if lines:
-        print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
-    else:
-        print("\nA and B have no work in common: nothing can be compared")
     remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), lines)
-    if lines:
+    if not lines:
+        print("\nA and B have no work in common: nothing can be compared")
+    else:
+        print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
         count = Counter(line["verdict"] or "of one process" for line in lines)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
         remarks.append(f"{len(lines)} rows: {verdicts}; {describe_medians(lines)}")
