@@ -95,7 +95,7 @@ BUGS = {
     # The checks
     "accept_another_number_of_parameters": Bug(CHECK, "expected in (None, counted)", "True", CHECKS),
     "accept_any_gradient": Bug(CHECK, "low <= ratio <= high", "True", CHECKS),
-    "refuse_gradients_that_are_nothing_but_rounding": Bug(CHECK, "LEAST_NORM = 1e-4", "LEAST_NORM = 0", CHECKS),
+    "refuse_gradients_that_are_nothing_but_rounding": Bug(CHECK, "(0.9, 1.1, 1e-4)", "(0.9, 1.1, 0)", CHECKS),
     "one_limit_for_all_precisions": Bug(CHECK, "if measured <= EXACT:", "if False:", CHECKS),
     "an_error_next_to_the_norm": Bug(
         CHECK, "np.minimum(np.linalg.norm(expected, axis=1), contrast)", "contrast.max() * 50", CHECKS
