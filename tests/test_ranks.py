@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
-from bench import child, parent
-from bench.host import ranks
+from bench import child, frameworks, parent
+from bench.host import meters, ranks
 from bench.records import results
+from bench.records.rows import work_cells
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
 
@@ -40,6 +43,43 @@ def test_what_is_no_rank_and_what_has_no_ranks_is_refused(monkeypatch, capsys, c
         monkeypatch.setenv(name, value)
     assert parent.main(command, image_workload) == 2
     assert named in capsys.readouterr().err
+
+
+class TwoRanks(ranks.Group):
+    """A group whose other rank answers with a value of its own."""
+
+    ranks = ranks.read_ranks(TORCHRUN)
+
+    def __init__(self, other):
+        self.other = other
+
+    def gather(self, value):
+        return [value, self.other]
+
+
+def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
+    def measure_work(rig, describe):
+        settings = rig.settings
+        assert (settings.num_workers, rig.instruments.counter) == (3, None)  # the fewest of any rank
+        rig.emit(work_cells(settings, describe(settings), "device") | {"status": "failed"})
+        return 1
+
+    environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}
+    # torchrun's default of threads: one core of each rank's share.
+    for name, value in (TORCHRUN | environ | {"OMP_NUM_THREADS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    found = frameworks.Device("cpu", None, "2.9", 1)
+    framework = SimpleNamespace(
+        find_device=lambda settings: found, join_ranks=lambda me, device: nullcontext(TwoRanks(3))
+    )
+    monkeypatch.setattr(frameworks, "load", lambda name: framework)
+    monkeypatch.setattr(meters, "open_instruments", pytest.fail)
+    for rank in "10":
+        assert not (tmp_path / "m.csv").exists()
+        monkeypatch.setenv("RANK", rank)
+        assert parent.main("image", image_workload, measure_work) == 1
+    assert [row["world_size"] for row in results.read(tmp_path / "m.csv")] == ["4"]
+    assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_ranks_must_have_the_same_weights_after_training():
