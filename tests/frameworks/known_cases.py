@@ -115,16 +115,6 @@ def test_one_slow_step_in_twelve_shows(run):
     assert float(row["step_seconds_p95"]) == pytest.approx(0.6, rel=0.01)
 
 
-def test_a_device_that_slows_down_halfway_is_noticed(run, capsys):
-    count_steps(0.03, 0.03 / 0.7, lambda step: step > 80)
-    (row,) = run(NUM_IMAGES=str(8 * 120))
-    assert row["flags"] == "drift"
-    begun = sim.now
-    sim.seconds = lambda operator: (1 if sim.now < begun + 35 else 1 / 0.7) * (0.1 if operator == "linear" else 1e-5)
-    run(SUSTAIN="60")
-    assert "70 % of the burst" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("seconds", "limit"), [(2.0, "input"), (0.1, "device")])
 def test_the_part_that_limits_a_pipeline_is_named(run, monkeypatch, seconds, limit):
     """Two workers need so many seconds for a batch, and the device 0.6 for its twenty convolutions and a matmul."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.frameworks.pytorch import on_torch
-from bench.settings import SettingError, read_settings
+from bench.settings import read_settings
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
@@ -72,9 +72,3 @@ def test_the_memory_of_a_gpu_is_known(monkeypatch, device, properties, is_integr
     pretend(monkeypatch, device, **properties)
     found = on_torch.find_device(read_settings("llm", {}))
     assert (found.is_integrated, found.rated_bandwidth) == (is_integrated, rated_bandwidth)
-
-
-def test_several_devices_that_cannot_work_together_are_refused(monkeypatch):
-    pretend(monkeypatch, "xpu")
-    with pytest.raises(SettingError, match=r"NUM_DEVICES='2'.*xpu"):
-        on_torch.find_device(read_settings("mlp", {"NUM_DEVICES": "2"}))

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from bench import check, frameworks, precision
+from bench.frameworks import base
 from bench.settings import FRAMEWORKS, TRAINING
 from bench.timing import MeasurementError, measure
 from bench.timing.job import Job
@@ -175,6 +176,19 @@ def test_float32_that_is_computed_in_fewer_bits_is_refused(monkeypatch, operator
     with pytest.raises(MeasurementError, match=words) if words else nullcontext() as error, np.errstate(all="ignore"):
         precision.check_precision(context, has_convolutions=True)
     assert not words or error.value.status == status
+
+
+@pytest.mark.skipif(TESTED == "torch", reason="test_accidents.py has its own compiler")
+def test_a_wrong_compiled_model_is_refused(monkeypatch):
+    counted = base.DeviceContext.counted
+
+    def scale(output):
+        return list(map(scale, output)) if isinstance(output, list) else 1.02 * output
+
+    wrong = lambda context, function: counted(context, lambda *inputs: scale(function(*inputs)))  # noqa: E731
+    monkeypatch.setattr(base.DeviceContext, "counted", wrong)
+    with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
+        measure_and_check(open_session("mlp", "inference", COMPILE="1"))
 
 
 @needs_parts

@@ -159,8 +159,10 @@ def test_bytes_of_quantised_weights_agree_with_the_formula(model, precision, bit
 def test_a_wrong_kernel_is_wrong_output(monkeypatch, precision):
     right = mx.quantized_matmul
     monkeypatch.setattr(precision_module, "_probed", {})
-    monkeypatch.setattr(
-        mx, "quantized_matmul", lambda x, w, scales, *how, **more: right(x, w, 2 * scales, *how, **more)
-    )
+
+    def multiply(x, weights, scales, biases, **how):
+        return right(x, weights, 2 * scales, biases, **how)
+
+    monkeypatch.setattr(mx, "quantized_matmul", multiply)
     with pytest.raises(MeasurementError, match="quantised"):
         measure_and_check(open_llm("decode", PRECISION=precision, WEIGHT_BITS="4"))

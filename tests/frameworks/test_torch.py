@@ -2,9 +2,7 @@
 
 import csv
 import functools
-import os
 import pickle
-import tempfile
 import time
 from multiprocessing import connection, queues
 from pathlib import Path
@@ -97,24 +95,6 @@ def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
     assert on_torch.choose_device(False) == "cpu"
 
 
-def test_the_gpu_of_a_mac_needs_macos_15(monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device("mps"))
-    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: version <= (14, 9))
-    assert on_torch.choose_device(True) == "cpu"
-
-
-def test_older_and_newer_switches_of_float32_agree():
-    backends = torch.backends
-    newer = [backends, backends.cuda.matmul, backends.cudnn, backends.cudnn.conv, backends.cudnn.rnn]
-    newer += [backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn]
-    for precision in ("tf32", "ieee", "tf32", "ieee"):
-        torch.set_float32_matmul_precision("medium")  # as a user's sitecustomize may do it
-        on_torch.set_float32(precision)
-        assert {each.fp32_precision for each in newer} == {precision}
-        older = backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32  # reading them raises where they disagree
-        assert set(older) == {precision == "tf32"}
-
-
 def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
     monkeypatch.setattr("bench.precision._probed", {})
     with torch.autocast("cpu", torch.bfloat16):
@@ -158,19 +138,6 @@ def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch, open_workers
     assert kept[0][0].is_shared()
 
 
-def test_sockets_of_workers_are_in_a_short_folder_until_they_end(monkeypatch, tmp_path, open_workers):
-    long_folder = tmp_path / ("a" * 80)
-    long_folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long_folder))
-    monkeypatch.setenv("TMPDIR", str(long_folder))
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        monkeypatch.setattr(on_torch_images, "SHORT_FOLDER", folder, raising=False)
-        batches = open_workers()
-        assert [next(batches)[0].is_shared() for _ in range(4)] == 4 * [True]  # of both workers
-        del batches
-        assert not list(Path(folder).iterdir())
-
-
 def prepare_to_receive(worker, prepare=on_torch_images.prepare_worker):
     prepare(worker)
     queues._ForkingPickler = SimpleNamespace(loads=pickle.loads)  # and cannot send: it has no dumps
@@ -180,14 +147,6 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch, open_workers):
     monkeypatch.setattr(on_torch_images, "prepare_worker", prepare_to_receive)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         next(open_workers())
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="macOS binds no process to cores")
-def test_workers_run_on_the_cores_that_the_main_thread_had_at_its_start(monkeypatch, open_workers):
-    core = {min(os.sched_getaffinity(0))}
-    monkeypatch.setattr(resources, "USABLE_CPUS", core, raising=False)
-    batches = open_workers()
-    assert [os.sched_getaffinity(worker.pid) for worker in batches._workers] == [core, core]
 
 
 def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):

@@ -475,7 +475,7 @@ class Model(base.Model):
             loss = base.LOSS_SCALE * self.loss_of(outputs, target)
             weights = list(self.trained_weights().values())
             gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-        return self.context.to_numpy(outputs), [each.norm().item() for each in gradients]
+        return self.context.to_numpy(outputs), list(map(self.context.read, gradients))
 
     def on_cpu(self):
         # Without random numbers, which take seconds; torchvision's builders read theirs.
