@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from bench import parent
+from bench.child import COMPARING
 from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
@@ -63,7 +64,9 @@ def work(child):
         raise KeyboardInterrupt
     if what in ("killed", "stuck"):
         return {"killed": -9, "stuck": -signal.SIGALRM}[what]
-    child.write(**of_this, **rate(4.0 + number))
+    child.write(**of_this, **rate(4.0 + number), note=COMPARING if what == "killed in the comparison" else "")
+    if what == "killed in the comparison":
+        return -9
     if what == "no input" and number == 1:
         child.write(**of_this, scope="input", status="unsupported", note="no memory")
         return 1
@@ -198,6 +201,11 @@ def test_more_gpus_than_there_are_are_refused(monkeypatch):
 def test_a_child_that_dies_leaves_a_row(run_all, end, status):
     code, _, _, (dead, _) = run_all(end, "ok", RUNS="1")
     assert (code, dead["status"], dead["model"], dead["throughput"]) == (0, status, end, None)
+
+
+def test_a_child_that_dies_in_the_comparison_keeps_its_row_and_says_so(run_all):
+    code, _, _, (row,) = run_all("killed in the comparison", RUNS="1")
+    assert (code, row["status"], row["throughput"], COMPARING in row["note"]) == (0, "ok", 5, True)
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):

@@ -147,6 +147,14 @@ def test_one_kind_of_adapters_that_stays_is_refused(kind):
     assert kind in str(refusal(fake))
 
 
+def test_denormal_weights_are_noted():
+    fake = Device(Clock())
+    fake.context, fake.notes = SimpleNamespace(precision="float32"), []
+    fake.matrices = lambda: [("fc", np.float32([fake.steps, 1, 1e-40, 1]))]
+    run(fake)
+    assert "fc" in fake.notes[0]
+
+
 @pytest.mark.parametrize(("loss", "flags"), [(math.nan, ("not_finite",)), (50.0, ("not_finite",)), (30.0, ())])
 def test_a_loss_that_is_not_finite_or_ten_times_the_first_is_flagged(loss, flags):
     fake = Device(Clock())
