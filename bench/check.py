@@ -1,4 +1,4 @@
-"""Check that a result is right: everything that can refuse one, in the order of time. All processes do all of it.
+"""Check that a result is right: everything that can refuse one, in the order of time. All processes are alike.
 
     P check_parameters    built           another number of trainable parameters
     G compute_gradients,  before the      training: the output of two items, or the norm of a trained tensor's
@@ -15,14 +15,15 @@
 
 "The CPU" is the reference: the same weights in float32, uncompiled, in PyTorch without oneDNN. O compares what was
 timed: the items are copied after the last window, before any other step; the reference gets the inputs as the device
-had them, in decode the whole sequence at once, without a cache. An error is the L2 norm of an item's difference over
-the smaller of its own norm and the contrast, the distance of both items in the reference: the output of another item is
-wrong by 100 %. If two items take too many FLOPs for the CPU, a smaller pair is compared, uncompiled, if the workload
-has one: then only U saw what was timed. `note` says what was not compared, and why.
+had them, in decode the whole sequence at once, without a cache, whose last logits count. An error is the L2 norm of an
+item's difference over the smaller of its own norm and the contrast, the distance of both items in the reference: the
+output of another item is wrong by 100 %. If two items take too many FLOPs for the CPU, a smaller pair is compared,
+uncompiled, if the workload has one: then only U saw what was timed. `note` says what was not compared, and why.
 
-What would pass: a clock that lies; a wrong gradient of the right norm; a compiled step of training that is wrong; what
-only training mode computes (BatchNorm's statistics, dropout); items that are neither first nor last; and in a model
-that is not compared (quantised, experts, larger than the CPU's memory) whatever U does not see.
+What would pass: a clock that lies; in 16 bits an output that is wrong by less than half; a wrong gradient of the right
+norm; a compiled step of training that is wrong; what only training mode computes (BatchNorm's statistics, dropout);
+items that are neither first nor last; and in a model that is not compared (quantised, experts, larger than the memory)
+whatever U does not see.
 """
 
 import math
@@ -47,8 +48,7 @@ EXACT_NORMS, ROUGH_NORMS = (0.9, 1.1, 1e-4), (0.54, 1.9, 1e-2)
 # Not compared in 16 bits (the beginning of names): items differ in size by factors of a thousand, errors reach 55 %.
 NOT_COMPARED = "efficientnet_b"
 MAX_FLOPS = 3e11  # of two items on the CPU, for each of its cores: some seconds
-# S. Skipping all but one of the compared steps gives a ratio of 16. A single step has cold caches (seconds), and one
-# disturbed window must not decide.
+# S. If all but one step is skipped, the ratio is 16. Single steps have cold caches (seconds); tries, because of noise.
 SINGLE_STEPS, COMPARED_STEPS, MAX_SINGLE_RATIO, SINGLE_TOLERANCE = 4, 16, 4.0, 2e-5
 LEAST_TRIES, MOST_TRIES = 3, 20
 # K. Pages handed out in a step (1 MB), and the system's share of the CPU time; growth of the loss of the first step.
@@ -139,7 +139,7 @@ def check_gradients(session, got, expected):
     check_useful(got[0])
     error = check_items(session, got[0], expected[0])
     norms, right = np.asarray(got[1]), np.asarray(expected[1])
-    if not np.isfinite(norms).all():
+    if not np.isfinite([norms, right]).all():
         session.notes.append("not compared with the CPU: gradients that are not finite")
         return error
     low, high, least = EXACT_NORMS if set(session.precisions.values()) <= EXACT else ROUGH_NORMS
@@ -225,7 +225,7 @@ def check_moved(session, sums):
     for kind in ("lora_a", "lora_b"):
         adapters = {name for name in sums if name.endswith(kind)}
         require(not adapters or adapters - {*still}, f"no {kind} of the adapters has moved", "work_skipped")
-    session.notes += [words] if words not in session.notes else []
+    session.notes.append(words)
 
 
 def check_useful(values, name="output"):

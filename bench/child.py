@@ -336,7 +336,7 @@ def describe_notes(session, workload):
     nodes = len(glob.glob("/sys/devices/system/node/node[0-9]*"))
     if nodes > 1 and session.context.device == "cpu" and len(resources.USABLE_CPUS) == os.cpu_count():
         notes.append(f"{nodes} NUMA nodes, which slow each other down: bind to one with `numactl -N 0 -m 0 make ...`")
-    return "; ".join(filter(None, notes)) or workload.columns.get("note", "")
+    return "; ".join(dict.fromkeys(filter(None, notes))) or workload.columns.get("note", "")
 
 
 def check_equal_weights(checksums):
