@@ -146,7 +146,7 @@ def measure_stream(job: Job):
     began = clock()
     steps = choose_stream_steps(job, drain_queue(job))  # the batches that were prepared before are used up
     about = {"first_step_seconds": first_step_seconds, "warmup_seconds": clock() - began, "rates": []}
-    if not session.steps_run:  # the model was not timed with resident batches
+    if steps > 1 and not session.steps_run:  # the model was not timed with resident batches
         check_steps_run(job, steps)
         drain_queue(job)  # single steps are slower, so the queue filled up meanwhile
     counters = start_counters(job)
