@@ -89,7 +89,8 @@ def compare(session, flops, values, run):
         if is_large and not workload.make_checked:
             raise LookupError("two items take too many FLOPs for it")
         result = run(workload.make_checked(2, context.seed)[0] if is_large else None)
-        session.notes += ["compared with the CPU, which is too slow for more, in a smaller size"] if is_large else []
+        if is_large:
+            session.notes.append("compared with the CPU, which is too slow for more, in a smaller size")
         return result
     except MeasurementError:
         raise
@@ -263,10 +264,9 @@ def check_output(session, inputs, got):
     """
 
     def run(smaller):
-        model = session.model
         pairs = [session.workload.inputs_of(smaller)] if smaller else inputs
-        outputs = model.output(*session.context.put(*pairs[0])) if smaller else got
-        reference = model.on_cpu()
+        outputs = session.model.output(*session.context.put(*pairs[0])) if smaller else got
+        reference = session.model.on_cpu()
         expected = [reference.output(*reference.context.put(*each)) for each in pairs]
         return check_items(session, outputs, np.concatenate(expected))
 

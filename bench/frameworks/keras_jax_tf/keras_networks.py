@@ -46,9 +46,9 @@ class KerasContext(base.DeviceContext):
     def probe(self, name, left, right):
         operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
         output = operator(*self.put_operands([left, right], self.policy.compute_dtype))
-        array = np.asarray(output).astype(np.float64)
+        array = self.to_numpy(output)
         if name == "convolution":  # without the padded border
-            array = array[:, 1:-1, 1:-1].transpose(0, 3, 1, 2)
+            array = array[..., 1:-1, 1:-1]
         return array, output.dtype == "float16"
 
     def put(self, *arrays):
@@ -76,7 +76,7 @@ class KerasContext(base.DeviceContext):
 
     def read(self, values):
         # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
+        return float(np.linalg.norm(self.to_numpy(values)))
 
     def on_cpu(self):
         """Return this context for the reference."""

@@ -407,7 +407,6 @@ class Model(base.Model):
         self.context = context
         self.workload = workload
         self.loss_of = LOSSES.get(workload.loss)
-        self.is_trained = is_trained
         self.uncompiled = module.train(is_trained)
         module = on_torch_ranks.replicate(module) if is_trained else module
         self.module = context.compiled(module)
