@@ -5,8 +5,10 @@
     WORKLOAD=transformer MAX_MINUTES=40 make best
     PRECISION=float32 COMPILE=0,1 make best             one value is held fixed, a list restricts what is tried
 
-bench/search.py decides what is compared next. docs/best.md says how to set the answer in a script of one's own. See
-`make settings`.
+The fastest so far and single changes of it are compared as a list is, in three rounds. A change that is faster in each,
+and by 2 % in the median, is kept; then the batch size is doubled as long as that gains. At the end default and answer
+are compared in five rounds: luck in the steps before does not count. docs/best.md says how to set the answer in a
+script of one's own.
 """
 
 import functools
@@ -18,14 +20,13 @@ import time
 from contextlib import suppress
 from itertools import pairwise
 
-from bench import processes
+from bench import process
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, has_result, measure_rounds, read_machine
 from bench.records import report, results
-from bench.records.columns import FINAL, SEARCH, describe_change, describe_work, format_number
-from bench.records.combine import combine
-from bench.search import Search, compare
-from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, new_id, read_runs
+from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
+from bench.records.combine import combine, compare_runs, is_failure
+from bench.run import find_device, has_result, measure_rounds, read_machine
+from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
 
 log = logging.getLogger("bench")
 
@@ -42,6 +43,10 @@ TRIED = {
 LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
 # Weights in 16 bits lose small updates: such a training is fast and does not learn.
 NOT_IN_TRAINING = ("bfloat16", "float16")
+ROUNDS, FINAL_ROUNDS = 3, 5
+MIN_GAIN = 1.02  # times faster that a change must be
+HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
+SEARCH_END = 0.7  # share of the time after which no change is begun, but the first ones
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
 ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
 ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
@@ -102,123 +107,166 @@ def list_values(run: Run, runs, device):
     return values, doubles
 
 
-def measure(find_run, values, host, limit, group, candidates, numbers, is_final, choose):
-    """Measure candidates, as Search takes it, and log the gain of each.
+class Search:
+    """A search in progress. A candidate is a tuple with one value of each setting; the first one is the default.
 
-    Args:
-        find_run: candidate -> its Run, the same each time.
-        values: as list_values() returns them.
-        group: the name of the search; the last comparison has another one.
-        limit: seconds after which a process is ended; the first ones may download data or compile kernels.
+    Attributes:
+        rows: {candidate: rows of all its processes}.
+        path: the default, and the fastest after each step.
+        gains: {candidate: its Comparison with the fastest before it}, of the last step that measured it.
+        final: {the fastest: its Comparison with the default}; {} without one.
     """
-    base, *changes = candidates
-    log.info("the fastest so far (%s) and %s", describe(values, base), list_in_words(values, changes, base))
-    candidate_of = {find_run(each): each for each in candidates}
 
-    def choose_runs(rows_of):
-        chosen = choose({candidate_of[each]: rows for each, rows in rows_of.items()})
-        return [each for each in rows_of if candidate_of[each] in chosen]
+    def __init__(self, run: Run, values, doubles, host, max_minutes):
+        """Prepare a search over {setting: its values, the default first}; if `doubles`, the last is the batch size."""
+        self.run, self.values, self.doubles, self.host = run, values, doubles, host
+        self.began, self.max_seconds = time.monotonic(), 60 * max_minutes
+        self.path = [tuple(texts[0] for texts in values.values())]
+        self.rows, self.gains, self.final, self.rounds = {}, {}, {}, 0
+        # The same candidate is the same run in all steps.
+        self.find_run = functools.cache(
+            lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True)))
+        )
 
-    rounds = []
-    limit = limit if numbers[0] > 1 else processes.FIRST_LIMIT
-    group = group + FINAL if is_final else group
-    with report.progress(len(numbers) * len(candidates)) as show:
-        options = {"group": group, "limit": limit, "choose": choose_runs, "warns": False}
-        for rows_of in measure_rounds(list(candidate_of), host, show, numbers, **options):
-            rounds.append({candidate_of[each]: rows for each, rows in rows_of.items()})
-            yield rounds[-1]
-    for change in changes:
-        log.info("    + %s: %s", describe(values, change, base), describe_gain(rounds, change, base))
+    def used(self):
+        """Return the share of MAX_MINUTES that is over."""
+        return (time.monotonic() - self.began) / self.max_seconds
+
+    def run_steps(self):
+        """Take steps until no change gains or the time is over, then compare the fastest with the default."""
+        while (changes := self.list_changes()) and (not self.rows or self.used() < SEARCH_END):
+            here = self.path[-1]
+            log.info("the fastest so far (%s) and %s", self.describe(here), self.list_in_words(changes))
+            try:
+                self.compare([here, *changes], ROUNDS, self.gains)
+            finally:  # after Ctrl-C, what was measured counts
+                gains = {each: self.gains[each].ratio for each in changes if each in self.gains}
+                gains = {each: rate.throughput for each, rate in gains.items() if rate.low > 1}
+                best = max(gains, key=lambda each: gains[each], default=here)
+                if gains.get(best, 0) >= MIN_GAIN:
+                    self.path.append(best)
+        if len(self.path) > 1:
+            self.compare([self.path[0], self.path[-1]], FINAL_ROUNDS, self.final)
+
+    def compare(self, candidates, count, found):
+        """Measure candidates as a list is; add {candidate: its Comparison with the first one} to `found`."""
+        limit = max(LEAST_LIMIT, LIMIT_SHARE * self.max_seconds) if self.rows else process.FIRST_LIMIT
+        runs = {self.find_run(each): each for each in candidates}
+        measured = {each: [] for each in candidates}
+        numbers = range(self.rounds + 1, self.rounds + count + 1)
+        try:
+            with report.progress(count * len(candidates)) as show:
+                for rows_by_run in measure_rounds(list(runs), self.host, show, numbers, limit):
+                    self.rounds += 1
+                    for each, rows in rows_by_run.items():
+                        measured[runs[each]] += rows
+                        self.rows.setdefault(runs[each], []).extend(rows)
+                    if count == ROUNDS and self.used() >= 1:
+                        break
+        finally:
+            base, *changes = candidates
+            pairs = {each: compare_runs(measured[each], measured[base], COLUMNS) for each in changes}
+            found |= {each: pair for each, pair in pairs.items() if pair}
+
+    def list_changes(self):
+        """List the single changes of the fastest that were not measured; if there are none, the doubled batch size.
+
+        Values that failed, that were hopeless, or that were replaced before, are left out.
+        """
+        here = self.path[-1]
+        compared = slice(-1 if self.doubles else None)  # with another batch size a change is not tried again
+        known = {each[compared] for each in self.rows}
+        hopeless = [each for each, gain in self.gains.items() if gain.ratio.throughput < HOPELESS]
+        excluded = [*self.path, *self.failures(), *hopeless]
+        changes = []
+        for i, texts in enumerate(self.values.values()):
+            for text in texts:
+                change = (*here[:i], text, *here[i + 1 :])
+                if change[compared] not in known and all(each[i] != text for each in excluded):
+                    changes.append(change)
+        if self.doubles and not changes:
+            doubled = (*here[:-1], str(2 * int(here[-1])))
+            changes = [doubled] if doubled not in self.rows else []
+        return changes
+
+    def failures(self):
+        """Return {candidate: row} of those whose last process failed."""
+        return {each: rows[-1] for each, rows in self.rows.items() if is_failure(rows[-1])}
+
+    def describe(self, candidate, before=None):
+        """Describe how a candidate differs from another one, or from the default."""
+        before = before or self.path[0]
+        cells = [dict(zip(map(str.lower, self.values), each, strict=True)) for each in (before, candidate)]
+        return describe_change(*cells) or "the default"
+
+    def list_in_words(self, changes):
+        """Describe changes of the fastest so far."""
+        return "; ".join(f"+ {self.describe(each, self.path[-1])}" for each in changes)
+
+    def answer(self):
+        """Return the path up to the answer: only the default if the fastest failed, or was slower in a final pair."""
+        is_slower = any(each.ratio.low <= 1 for each in self.final.values())
+        return self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
+
+    def describe_answer(self):
+        """Return the lines of the answer; [] without a result of the default."""
+        results_by_step = {
+            each: combine(self.rows[each])[0] for each in self.answer() if has_result(self.rows.get(each, []))
+        }
+        if self.path[0] not in results_by_step:
+            return []
+        default, row = results_by_step[self.path[0]], list(results_by_step.values())[-1]
+        words = self.describe(self.path[-1])
+        if len(self.path) == 1:
+            headline = "the default is the fastest"
+        elif self.path[-1] not in self.final:
+            headline = f"the fastest so far, without the last comparison: {words}"
+        else:
+            gain = describe_gain(self.final[self.path[-1]])
+            headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
+            if len(results_by_step) == 1:
+                headline = f"the default is the fastest; {words} was {gain} in the last comparison"
+        where = f"{row['framework']} {row['framework_version']} on {row['device_name']}"
+        lines = [f"{describe_work(default)}, {where}", headline]
+        lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
+        for before, step in pairwise(results_by_step):
+            rate = f"{format_number(results_by_step[step]['throughput'])} {row['unit']}"
+            lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.gains[step])}")
+        if row["flags"]:
+            lines.append(report.explain_flags(row["flags"].split()))
+        for each, failed in self.failures().items():
+            lines.append(f"failed: {self.describe(each)}: {failed['status']}: {failed['note']}")
+        if untried := self.list_changes():
+            lines.append(f"not tried: {self.list_in_words(untried)} (a larger MAX_MINUTES tries more)")
+        return lines
 
 
-def describe(values, candidate, before=None):
-    """Return in words how a candidate differs from another one, or from the default."""
-    before = before or [each[0] for each in values.values()]
-    cells = [dict(zip(map(str.lower, values), each, strict=True)) for each in (before, candidate)]
-    return describe_change(*cells) or "the default"
-
-
-def list_in_words(values, changes, base):
-    return "; ".join(f"+ {describe(values, change, base)}" for change in changes)
-
-
-def describe_gain(rounds, candidate, base):
-    """Describe how much faster a candidate is than another one in the rounds that have both, or why it is unknown."""
-    rows = [rows_of[candidate][-1] for rows_of in rounds if candidate in rows_of]
-    comparison = compare(rounds, candidate, base)
-    if rows and rows[-1]["status"] != "ok":
-        return f"{rows[-1]['status']}: {rows[-1]['note']}"
-    if not comparison:
-        return "no complete pair"
+def describe_gain(comparison):
+    """Describe how much faster a candidate is."""
     ratio, low, high = comparison.ratio
     interval = f"{low:.2f} to {high:.2f}, " if comparison.pairs > 1 else ""
     return f"{ratio:.2f} times as fast ({interval}{report.describe_pairs(comparison)})"
 
 
-def combine_path(search):
-    """Return {candidate: the result of its processes}, from the default to the answer; {} without the default."""
-    combined = {}
-    for step in search.answer():
-        rows = [row for rows_of in (*search.rounds, *search.final) for row in rows_of.get(step, [])]
-        if not has_result(rows):
-            break
-        combined[step] = combine(rows)[0]
-    return combined
-
-
-def describe_answer(search: Search, rows):
-    """Return the lines of the answer; the rows are those of combine_path()."""
-    default, fastest, answer = search.path[0], search.path[-1], list(rows)[-1]
-    row = rows[answer]
-    lines = [f"{describe_work(rows[default])}, {row['framework']} {row['framework_version']} on {row['device_name']}"]
-    gain = describe_gain(search.final, fastest, default)
-    words = describe(search.values, fastest)
-    if fastest == default:
-        headline = "the default is the fastest"
-    elif answer == default:
-        headline = (
-            f"the default is the fastest; {words} was faster in the search, but not in the last comparison: {gain}"
-        )
-    elif compare(search.final, fastest, default):
-        headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
-    else:
-        headline = f"the fastest so far, without the last comparison: {words}"
-    lines += [headline, f"  the default: {format_number(rows[default]['throughput'])} {row['unit']}"]
-    for before, step in pairwise(rows):
-        rate = f"{format_number(rows[step]['throughput'])} {row['unit']}"
-        lines.append(
-            f"  + {describe(search.values, step, before)}: {rate}, {describe_gain(search.rounds, step, before)}"
-        )
-    if row["flags"]:
-        lines.append(report.explain_flags(row["flags"].split()))
-    for candidate, failed in search.failures().items():
-        lines.append(f"failed: {describe(search.values, candidate)}: {failed['status']}: {failed['note']}")
-    if untried := search.list_changes():
-        lines.append(f"not tried: {list_in_words(search.values, untried, fastest)} (a larger MAX_MINUTES tries more)")
-    return lines
-
-
-def finish(search, find_run):
-    """Print the answer; without a result of the default there is none."""
-    rows = combine_path(search)
-    if not rows:
+def finish(search):
+    """Print the answer, and how to measure it again."""
+    lines = search.describe_answer()
+    if not lines:
         return
-    print("\n".join(describe_answer(search, rows)))
-    run = find_run(search.answer()[-1])
+    print("\n".join(lines))
+    run = search.find_run(search.answer()[-1])
     names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
-    path = results.path_of(run.settings.results_dir, rows[search.path[0]])
+    path = results.path_of(run.settings.results_dir, search.rows[search.path[0]][0])
     print(f"added to {results.display_path(path)}", flush=True)
 
 
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     refuse_ranks("make best")
-    begun = time.monotonic()
     search_settings, runs = read_search(os.environ)
-    available = 60 * search_settings.max_minutes
     run = runs[0].with_settings(SCOPE="device") if is_used("scope", search_settings.workload) else runs[0]
     host = read_machine([run])
     log.info("Ctrl-C ends the search and prints the best so far")
@@ -228,20 +276,17 @@ def main():
     values, doubles = list_values(run, runs, device)
     if not values:
         raise SettingError(f"nothing is left to try on {device.type}: unset {', '.join(LISTS)}, or set lists of them")
-    find_run = functools.cache(lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True))))
-    limit = max(LEAST_LIMIT, LIMIT_SHARE * available)
-    measure_candidates = functools.partial(measure, find_run, values, host, limit, SEARCH + new_id())
-    search = Search(values, doubles, measure_candidates, lambda: (time.monotonic() - begun) / available)
+    search = Search(run, values, doubles, host, search_settings.max_minutes)
     try:
-        search.run()
+        search.run_steps()
     finally:  # also after Ctrl-C
-        with processes.interrupts_held():
-            finish(search, find_run)
-    if not combine_path(search):
+        with process.deferred_interrupts():
+            finish(search)
+    if not search.describe_answer():
         note = search.failures()[search.path[0]]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main))
+    sys.exit(process.run_script(main))

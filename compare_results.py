@@ -19,7 +19,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from bench import processes
+from bench import process
 from bench.plots import frames, table
 from bench.records import columns, peaks, published, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
@@ -244,4 +244,4 @@ def main(environ=os.environ):
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main))
+    sys.exit(process.run_script(main))

@@ -13,7 +13,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
 
 import numpy as np
 
@@ -125,4 +125,4 @@ def describe_images(rows, stored):
 
 
 if __name__ == "__main__":
-    sys.exit(main("diffusion", diffusion_workload, describe_rows=describe_images))
+    sys.exit(benchmark("diffusion", diffusion_workload, describe_rows=describe_images))

@@ -15,7 +15,7 @@ import math
 import sys
 from dataclasses import dataclass
 
-from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
 
 import numpy as np
 
@@ -95,4 +95,4 @@ def image_batches(sizes, batch_size, seed):
 
 
 if __name__ == "__main__":
-    sys.exit(main("image", image_workload))
+    sys.exit(benchmark("image", image_workload))

@@ -16,7 +16,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 
-from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
 
 import numpy as np
 
@@ -267,4 +267,4 @@ def weight_bytes(decoder, settings):
 
 
 if __name__ == "__main__":
-    sys.exit(main("llm", llm_workload))
+    sys.exit(benchmark("llm", llm_workload))

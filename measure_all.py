@@ -5,8 +5,8 @@
     FRAMEWORK=tensorflow make all
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
-processes. They are measured in passes, one process of each work, then the second of each: those of one work are minutes
-apart, and a card is drawn after each pass, on a GPU also after the first lines. After an interruption, run the same
+processes. They are measured in rounds, one process of each benchmark, then the second of each: those of one are minutes
+apart, and a card is drawn after each round. After an interruption, run the same
 command again: it goes on where it was. What other programs or swapping disturbed is measured again.
 """
 
@@ -17,23 +17,23 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 
-from bench import doctor, processes  # isort: skip  # first, because it tells of a missing package
+from bench import doctor, process  # isort: skip  # first, because it tells of a missing package
 
 from tqdm import tqdm
 
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
-from bench.parent import find_device, has_result, make_child, plan_processes, read_machine, run_children
 from bench.plots import card, table
 from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
+from bench.run import count_processes, find_device, has_result, measure_rounds, read_machine
 from bench.settings import Run, SettingError, read_fixed_run
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
-LIMIT = 600  # seconds after which a process is ended, except the first one
+LIMIT = 600  # seconds after which a process is ended, except the first one of each benchmark, which may compile
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
 UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
@@ -42,7 +42,7 @@ AGREEING = ("commit", "python", "framework", "framework_version", "machine", "de
 AGREEING += ("cpu_id", "num_threads", "seed")
 
 
-def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
+def plan_benchmarks(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
     """Return {name: run} of the lines of the set on this Device, in the order of measuring; say what is left out.
 
     Args:
@@ -86,31 +86,30 @@ def plan_lines(run: Run, device, sixteen, memory_gb=math.inf, is_shared=True):
     return runs
 
 
-class Kept:
-    """The rows of a machine's file, by run.
+class StoredRuns:
+    """The rows of a machine's file by run, and how many processes of a run are sound.
 
     Attributes:
-        rows_of: {run_id: rows}; rows that are measured are added.
+        rows_by_id: {run_id: rows}; rows that are measured are added.
     """
 
     def __init__(self, folder, blank):
         """Read the file that a row without a result, blank, belongs to."""
         self.blank = blank
-        self.folder = folder
         self.path = results.path_of(folder, blank)
-        self.rows_of = defaultdict(list)
+        self.rows_by_id = defaultdict(list)
         for row in results.read(self.path):
-            self.rows_of[row["run_id"]].append(convert(row))
+            self.rows_by_id[row["run_id"]].append(convert(row))
 
-    def name_run(self, work, run: Run):
-        """Return the run with the name that the same work on the same machine and versions has in each command."""
-        words = repr((work, [str(self.blank[name]) for name in AGREEING]))
+    def name_run(self, benchmark, run: Run):
+        """Return the run with the name that it has in each command on the same machine, setup and versions."""
+        words = repr((benchmark, [str(self.blank[name]) for name in AGREEING]))
         return replace(run, run_id=hashlib.sha256(words.encode()).hexdigest()[:12])
 
     def list_processes(self, run):
         """List the rows of each process of a run, in order."""
         by_process = defaultdict(list)
-        for row in self.rows_of.get(run.run_id, []):
+        for row in self.rows_by_id[run.run_id]:
             by_process[int(row["process"])].append(row)
         return list(by_process.values())
 
@@ -119,13 +118,19 @@ class Kept:
 
         It needs none after a failure, but what crashed or timed out is tried once more, nor after twice RUNS processes.
         """
-        of_run = self.list_processes(run)
-        failed = [rows for rows in of_run if not has_result(rows)]
+        processes = self.list_processes(run)
+        failed = [rows for rows in processes if not has_result(rows)]
         if len(failed) > 1 or any(rows[-1]["status"] not in UNFINISHED for rows in failed):
             return False
-        sound = [rows for rows in of_run if has_result(rows) and not any(map(disturbing_flags, rows))]
-        count = plan_processes(run)
-        return len(sound) < count and len(of_run) - len(failed) < 2 * count
+        sound = [rows for rows in processes if has_result(rows) and not any(map(disturbing_flags, rows))]
+        count = count_processes(run)
+        return len(sound) < count and len(processes) - len(failed) < 2 * count
+
+    def measure(self, run, host, show, limit):
+        """Measure one more process of a run, and keep its rows; raises SettingError as measure_rounds() does."""
+        number = 1 + max((int(rows[0]["process"]) for rows in self.list_processes(run)), default=0)
+        for rows_by_run in measure_rounds([run], host, show, [number], limit):
+            self.rows_by_id[run.run_id] += rows_by_run.get(run, [])
 
 
 def find_peaks(rows):
@@ -150,7 +155,7 @@ def choose_sixteen(peaks, device):
     return ""
 
 
-def describe_lines(rows, _):
+def describe_results(rows, _):
     """Describe the results of a run, a line each."""
     lines = []
     for row in rows:
@@ -168,58 +173,37 @@ def say(words):
     sys.stdout.flush()
 
 
-def measure_passes(works, kept: Kept, host, describe_rows=describe_lines, first_card=""):
-    """Measure one process of each work, then the second of each, and so on; say each result so far.
+def measure_benchmarks(benchmarks, stored: StoredRuns, host, describe_rows=describe_results):
+    """Measure one process of each benchmark, then the second of each, and so on; say each result so far.
 
     Args:
-        works: {name: run}.
-        first_card: the work after which a card is drawn in the first pass, too.
+        benchmarks: {name: run}.
 
     Returns:
         The results of all of them.
     """
-    runs = {work: kept.name_run(work, run) for work, run in works.items()}
-    missing = [work for work, run in runs.items() if kept.is_missing(run)]
+    runs = [stored.name_run(name, run) for name, run in benchmarks.items()]
+    missing = list(filter(stored.is_missing, runs))
     if len(missing) < len(runs):
-        say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(kept.path)} has them")
-    begun = {work: len(kept.list_processes(run)) for work, run in runs.items()}
-    with report.progress(sum(max(1, plan_processes(runs[work]) - begun[work]) for work in missing)) as show:
+        say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(stored.path)} has them")
+    begun = {run: len(stored.list_processes(run)) for run in runs}
+    with report.progress(sum(max(1, count_processes(run) - begun[run]) for run in missing)) as show:
         while missing:
-            least = min(begun[work] for work in missing)  # an interrupted pass goes on
-            for work in [work for work in missing if begun[work] == least]:
-                run = runs[work]
-                limit = LIMIT if any(begun.values()) else processes.FIRST_LIMIT
+            least = min(begun[run] for run in missing)  # an interrupted round goes on
+            for run in [run for run in missing if begun[run] == least]:
                 try:
-                    measure_process(run, kept, host, show, limit)
-                    say(describe_rows(combine(kept.rows_of[run.run_id]), None))
+                    stored.measure(run, host, show, LIMIT if begun[run] else process.FIRST_LIMIT)
+                    say(describe_rows(combine(stored.rows_by_id[run.run_id]), None))
                 except SettingError as error:
                     say(f"{run.command} {run.settings.model or ''}: {error}")
                     if isinstance(error, results.ResultsError):
                         raise
-                    del runs[work]
-                begun[work] += 1
-                if least == 0 and work == first_card:
-                    draw_card(kept)
-            missing = [work for work, run in runs.items() if kept.is_missing(run)]
+                    runs.remove(run)
+                begun[run] += 1
+            missing = list(filter(stored.is_missing, runs))
             if missing:
-                draw_card(kept)
-    return [row for run in runs.values() for row in combine(kept.rows_of[run.run_id])]
-
-
-def measure_process(run: Run, kept: Kept, host, show, limit):
-    """Measure one more process of a run, and keep its rows."""
-    before = kept.list_processes(run)
-    number = 1 + max((int(rows[0]["process"]) for rows in before), default=0)  # a row may have been removed
-    child = make_child(run, show, limit, card_is_shared=host.card_is_shared, warns=number == 1)
-    rows_of, error = run_children({run: child}, host, number)
-    kept.rows_of[run.run_id] += rows_of.get(run, [])
-    if error:
-        raise error
-
-
-def draw_card(kept: Kept):
-    """Draw the card of the results so far, and say its path."""
-    say(card.finish(kept.folder, kept.blank["machine"], kept.blank["framework"])[-1])
+                say(card.finish(stored.path.parent, stored.blank["machine"], stored.blank["framework"])[-1])
+    return [row for run in runs for row in combine(stored.rows_by_id[run.run_id])]
 
 
 def measure_set(run: Run, host, device, blank):
@@ -235,16 +219,14 @@ def measure_set(run: Run, host, device, blank):
     """
     kind = "cpu" if device.type == "cpu" else "gpu"
     change = (standard_set.QUICK_PEAKS if run.settings.quick else standard_set.PEAKS)[kind]
-    kept = Kept(run.settings.results_dir, blank)
+    stored = StoredRuns(run.settings.results_dir, blank)
     sweep = run.with_settings("tflops", **change, RUNS="1")
-    rows = measure_passes({f"tflops {change}": sweep}, kept, host, report.describe_sweep)
+    rows = measure_benchmarks({f"tflops {change}": sweep}, stored, host, report.describe_sweep)
     has_sixteen = kind == "gpu" or not run.settings.quick  # a quick set on a CPU is in float32
     sixteen = choose_sixteen(find_peaks(rows), device.type) if has_sixteen else ""
     is_shared = resources.shares_memory(device)
     memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
-    works = plan_lines(run, device, sixteen, memory_gb, is_shared)
-    first_card = "" if kind == "cpu" else [*works, ""][min(standard_set.FIRST_CARD, len(works)) - 1]
-    rows += measure_passes(works, kept, host, first_card=first_card)
+    rows += measure_benchmarks(plan_benchmarks(run, device, sixteen, memory_gb, is_shared), stored, host)
     return has_result(rows)
 
 
@@ -267,7 +249,9 @@ def main():
     host, device, blank = find_place(run)
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")
-    say("measured in passes, one process of each work: Ctrl-C keeps what is complete, and the same command goes on")
+    say(
+        "measured in rounds, one process of each benchmark: Ctrl-C keeps what is complete, and the same command goes on"
+    )
     is_ok = measure_set(run, host, device, blank)
     for words in card.finish(settings.results_dir, blank["machine"], settings.framework):
         say(words)
@@ -281,4 +265,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main))
+    sys.exit(process.run_script(main))

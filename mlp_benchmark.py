@@ -14,7 +14,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 
-from bench.parent import main
+from bench.run import benchmark
 from bench.settings import SettingError
 from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, cifar10
 from bench.workloads.workload import Workload, flops_of_phase
@@ -64,4 +64,4 @@ def mlp_counts(widths, phase):
 
 
 if __name__ == "__main__":
-    sys.exit(main("mlp", mlp_workload))
+    sys.exit(benchmark("mlp", mlp_workload))

@@ -12,7 +12,7 @@ Needs pandas and matplotlib, no framework and no screen. Plots show each machine
 import functools
 import sys
 
-from bench import processes
+from bench import process
 from bench.plots import card, frames, html, pictures
 from bench.records import results
 from bench.settings import SettingError, read_settings
@@ -56,4 +56,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main))
+    sys.exit(process.run_script(main))

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
-from bench import processes
+from bench import process
 from bench.host import environment
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, MEASURED, STATUSES
@@ -162,4 +162,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(main, "submit", "check"))
+    sys.exit(process.run_script(main, "submit", "check"))

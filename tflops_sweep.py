@@ -12,11 +12,11 @@ import sys
 from dataclasses import replace
 from operator import itemgetter
 
-from bench import child, frameworks, processes
-from bench.parent import main
+from bench import child, frameworks, process
 from bench.records import report
 from bench.records.columns import describe_work
 from bench.records.rows import work_cells
+from bench.run import benchmark
 from bench.settings import SettingError
 from bench.workloads import operators
 
@@ -31,20 +31,19 @@ REFUSED = ("wrong_output", "work_skipped")  # one size failed; after other failu
 class Sweep:
     """A sweep in progress, in the child process, and its rows so far."""
 
-    def __init__(self, rig: child.Rig):
-        # Energy needs seconds more for each matmul, which would be most of a sweep's time.
-        self.rig = replace(rig, instruments=replace(rig.instruments, counter=None))
-        self.settings = rig.settings
+    def __init__(self, measurer: child.Measurer):
+        self.measurer = replace(measurer, requests=None)  # each operator is measured until its limits
+        self.settings = measurer.settings
         self.rows = []
-        self.peak_side = CPU_PEAK_SIDE if rig.device.type == "cpu" else GPU_PEAK_SIDE
+        self.peak_side = CPU_PEAK_SIDE if measurer.device.type == "cpu" else GPU_PEAK_SIDE
 
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         row = work_cells(settings, workload, "device")
         try:
-            rig = replace(self.rig, settings=settings)
-            *_, (_, cells) = child.measure_scopes(rig, workload, ["device"])
+            measurer = replace(self.measurer, settings=settings)
+            *_, (_, cells) = measurer.measure_scopes(workload, ["device"])
             row |= cells
         except Exception as error:
             row |= frameworks.classify_failure(error)
@@ -55,7 +54,7 @@ class Sweep:
 
     def keep(self, row):
         """Write a row; returns whether it was measured."""
-        self.rig.emit(row)
+        self.measurer.write(row)
         self.rows.append(row)
         log.info("%s: %s", describe_work(row), report.describe_rate(row))
         return row["status"] == "ok"
@@ -70,11 +69,11 @@ class Sweep:
         return is_long
 
 
-def measure_sweep(rig: child.Rig, _):
+def measure_sweep(measurer: child.Measurer, _):
     """Measure everything that the settings ask for, in the child process; return the exit status."""
-    sweep = Sweep(rig)
-    settings = rig.settings
-    device = rig.device
+    sweep = Sweep(measurer)
+    settings = measurer.settings
+    device = measurer.device
     try:
         for precision in settings.precision if "matmul" in settings.ops else ():
             sweep_sizes(sweep, precision)
@@ -89,7 +88,7 @@ def measure_sweep(rig: child.Rig, _):
             if name in settings.ops:
                 measure_others(sweep, works)
     except KeyboardInterrupt:
-        return processes.INTERRUPTED
+        return process.INTERRUPTED
     if not sweep.rows:
         raise SettingError(f"MAX_SECONDS={settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
     return 0 if any(row["status"] == "ok" for row in sweep.rows) else 1
@@ -123,7 +122,7 @@ def measure_peak(sweep: Sweep, best):
     precision = best["precision"]
     peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)
     note = "the best size, measured again"
-    if sweep.rig.device.type == "cpu":
+    if sweep.measurer.device.type == "cpu":
         rival = sweep.measure_operator(operators.convolution_1x1(size), precision, seed=1)
         if sweep.keep(rival) and rival["tflops"] > peak.get("tflops", 0):
             peak = rival
@@ -147,4 +146,4 @@ def measure_others(sweep: Sweep, works, tflops=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main("tflops", measure_work=measure_sweep, describe_rows=report.describe_sweep))
+    sys.exit(benchmark("tflops", measure=measure_sweep, describe_rows=report.describe_sweep))

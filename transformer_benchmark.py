@@ -12,7 +12,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 
-from bench.parent import main  # isort: skip  # first, because it tells of a missing package
+from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
 
 import numpy as np
 
@@ -107,4 +107,4 @@ def encoder_counts(encoder, phase):
 
 
 if __name__ == "__main__":
-    sys.exit(main("transformer", transformer_workload))
+    sys.exit(benchmark("transformer", transformer_workload))

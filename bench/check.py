@@ -34,8 +34,7 @@ import numpy as np
 
 from bench.host import ranks, resources
 from bench.precision import ERROR_LIMITS, EXACT, relative_error
-from bench.timing import MeasurementError
-from bench.timing.job import Job, idle_barrier_seconds, timed
+from bench.timing import MeasurementError, idle_barrier_seconds, timed
 
 # The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32 and
 # float16; anything else. Honest networks have at most 3e-5, 1 % and 28 % (docs/method-details.md).
@@ -157,7 +156,7 @@ def check_compiled(context):
     require(is_right, "the compiler skipped this model: it would run uncompiled", "unsupported")
 
 
-def check_steps_run(job: Job, steps):
+def check_steps_run(timer, steps):
     """Raise MeasurementError (`work_skipped`) if steps in a window take less time than a step by itself allows.
 
     A lazy framework that evaluates only what is read would run one step of each window. Other programs can only
@@ -166,11 +165,11 @@ def check_steps_run(job: Job, steps):
     """
     if steps == 1:
         return
-    session, clock, compared = job.session, job.clock, max(steps, COMPARED_STEPS)
+    session, clock, compared = timer.session, timer.clock, max(steps, COMPARED_STEPS)
     in_window = single = math.inf
     for tries in range(1, MOST_TRIES + 1):
         in_window = min(in_window, timed(session, clock, compared) / compared)
-        allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(job)
+        allowed = SINGLE_TOLERANCE + 2 * idle_barrier_seconds(session, clock)
         single = min(single, *(timed(session, clock, 1) for _ in range(SINGLE_STEPS)))
         if tries >= LEAST_TRIES and single <= MAX_SINGLE_RATIO * in_window + allowed:
             session.steps_run = True
@@ -179,20 +178,20 @@ def check_steps_run(job: Job, steps):
     raise MeasurementError("work_skipped", f"{reason}: steps of a window do not run")
 
 
-def start_counters(job: Job):
+def start_counters(timer):
     """Start the watch; return what check_counters() compares with: compiled graphs, checksums, rusage."""
-    if job.watch:
-        job.watch.start()
-    sums = {name: zlib.crc32(values.tobytes()) for name, values in job.session.matrices()}
-    return job.session.trace_count(), sums, resource.getrusage(resource.RUSAGE_SELF)
+    if timer.watch:
+        timer.watch.start()
+    sums = {name: zlib.crc32(values.tobytes()) for name, values in timer.session.matrices()}
+    return timer.session.trace_count(), sums, resource.getrusage(resource.RUSAGE_SELF)
 
 
-def check_counters(job: Job, before, done, stop_reason):
+def check_counters(timer, before, done, stop_reason):
     """Return (flags, sensor readings) after `done` steps, or raise as check_moved(); `before`: start_counters()'s."""
-    session = job.session
+    session = timer.session
     traces, sums, used = before
     now = resource.getrusage(resource.RUSAGE_SELF)
-    flags, readings = job.watch.stop() if job.watch else ([], {})
+    flags, readings = timer.watch.stop() if timer.watch else ([], {})
     user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
     if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
         flags.append("page_faults")

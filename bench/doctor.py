@@ -14,7 +14,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from bench import processes
+from bench import process
 from bench.host import environment
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
@@ -76,7 +76,7 @@ def try_framework(name, interpreter=""):
     command = [interpreter, "-m", "bench.doctor", name]
     try:
         done = subprocess.run(
-            command, cwd=ROOT, timeout=processes.FIRST_LIMIT, capture_output=True, text=True, errors="replace"
+            command, cwd=ROOT, timeout=process.FIRST_LIMIT, capture_output=True, text=True, errors="replace"
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         show(name, "no", f"{error}: {fix}")
@@ -110,7 +110,7 @@ def report_framework(name):
             check()
         resources.available_bytes()  # which a run needs, too
     except (SettingError, ModuleNotFoundError) as error:
-        show(name, "no", processes.explain(error))
+        show(name, "no", process.explain(error))
         return 1
     except Exception as error:
         show(name, "no", f"{type(error).__name__}: {' '.join(str(error).split())}")
@@ -131,4 +131,4 @@ def report_framework(name):
 
 
 if __name__ == "__main__":
-    sys.exit(report_framework(sys.argv[1]) if sys.argv[1:] else processes.run_script(examine))
+    sys.exit(report_framework(sys.argv[1]) if sys.argv[1:] else process.run_script(examine))

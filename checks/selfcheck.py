@@ -17,8 +17,7 @@ from dataclasses import replace
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
-from bench.timing.job import Job
-from bench.timing.measure import measure
+from bench.timing.windows import Timer
 from bench.workloads import operators
 from tests.fakes import workload_of_command
 
@@ -48,13 +47,13 @@ def check(settings, describe, block, about):
     settings = settings.on(framework.find_device(settings).type)
     workload = describe(settings)
     session = framework.open_session(workload, settings, "device")
-    job = Job(session, workload.items_per_step, 1.0)
-    measured = measure(job)
-    readings, steps = math.ceil(measured.windows / LONGER), LONGER * measured.steps_per_window
+    measure = lambda: Timer(session, workload.items_per_step, 1.0).measure()  # noqa: E731
+    measured = measure()
+    readings, steps = math.ceil(measured["windows"] / LONGER), LONGER * measured["steps_per_window"]
     for number in range(PAIRS):
         theirs = block(readings, steps) if number % 2 else None
-        measured = measure(job)
-        pairs.append((measured.throughput, theirs or block(readings, steps)))
+        rate = measure()["throughput"]
+        pairs.append((rate, theirs or block(readings, steps)))
     session.close()
     return compare(about, pairs, workload.unit)
 

@@ -3,7 +3,7 @@
 import importlib
 import math
 
-from bench import processes
+from bench import process
 
 # What a child says of one result
 LINE = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image"}
@@ -71,29 +71,40 @@ class Device:
 
 
 class FakeChild:
-    """A processes.Child without a process.
+    """A process.Child without a process.
 
     Args:
-        work: (FakeChild) -> a generator that calls write(), yields at the end of each turn, and returns the exit
+        work: (FakeChild) -> a generator that calls write(), yields when it waits for a request, and returns the exit
             status. KeyboardInterrupt in it is a Ctrl-C in the parent process.
     """
 
-    def __init__(self, work, command, environ, task, limit=math.inf, show=None):
-        self.work, self.script, self.environ, self.task, self.limit = work, command[1], environ, task, limit
-        self.lines, self.exit_status, self.turns = [], None, None
+    def __init__(self, work, command, environ, show=None, limit=math.inf):
+        self.script, self.environ, self.limit = command[1], environ, limit
+        self.lines, self.exit_status, self.requests, self.work_on = [], None, [], work
+        self.progress = None
+
+    @property
+    def finds_device(self):
+        return self.environ[process.TASK] == process.FIND_DEVICE
 
     def write(self, **cells):
         self.lines.append(LINE | cells)
 
-    def turn(self):
-        self.turns = self.turns or self.work(self)
+    def work(self, *requests):
+        self.requests += requests
+        self.progress = self.progress or self.work_on(self)
         try:
-            next(self.turns)
+            next(self.progress)
         except StopIteration as ended:
             self.exit_status = ended.value or 0
         return self.exit_status is None
 
+    def finish(self, *requests):
+        self.requests += requests
+        while self.work():
+            pass
+
     def close(self):
-        if self.turns and self.exit_status is None:
-            self.exit_status = processes.INTERRUPTED
-            self.turns.close()
+        if self.progress and self.exit_status is None:
+            self.exit_status = process.INTERRUPTED
+            self.progress.close()

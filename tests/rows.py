@@ -207,28 +207,6 @@ COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, diffe
 COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
 COMPARISONS += [replace(FASTER, differing=["model", "batch_size"])]
 
-# `make best`: {candidate: rows of its process} of each round
-FAST = BFLOAT16 | {"output_error": 0.0062, "flags": "drift"}
-DEFAULT, SECOND, THIRD = ("float32", "0", "16"), ("bfloat16", "0", "16"), ("bfloat16", "1", "16")
-
-
-def interleave(number, rates, group="best-1"):
-    """Return a round with a row of each candidate, {candidate: its rate}."""
-    rows = {each: measure(rate, ON_CPU, {} if each == DEFAULT else FAST) for each, rate in rates.items()}
-    return {each: [row | of_round(number, row["throughput"], each, group)] for each, row in rows.items()}
-
-
-def of_round(number, turn, run="a", group="best-1"):
-    """Return the cells of a process in a round of a group, with one turn of this rate."""
-    return {"group": group, "process": number, "run_id": "-".join(run), "rates": f"{turn:.6g}"}
-
-
-ROUNDS = [interleave(i + 1, {DEFAULT: 100, SECOND: 190 + i}) for i in range(3)]
-ROUNDS[0]["mixed_bfloat16", "0", "16"] = [ROW | FAILED]
-ROUNDS += [interleave(4 + i, {SECOND: 190, THIRD: 260 + i}) for i in range(3)]
-FINAL = [interleave(7 + i, {DEFAULT: 100, THIRD: 258 + i}, "best-1-final") for i in range(5)]
-REFUTED = [interleave(7, {DEFAULT: 100, THIRD: 99}, "best-1-final")]
-
 
 def standard_set(**changes):
     """Yield a row of each line of the standard set that suits the device: on a CPU in float32, on a GPU in 16 bits."""

@@ -1,4 +1,4 @@
-"""`make all`: the set is valid everywhere, is measured in passes, and an interruption doubles and loses nothing."""
+"""`make all`: the set is valid everywhere, is measured in rounds, and an interruption doubles and loses nothing."""
 
 import functools
 from collections import Counter
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import measure_all
-from bench import parent
+from bench import process, run
 from bench.frameworks import Device
 from bench.host import resources
 from bench.host.environment import Card
@@ -40,7 +40,7 @@ class Children:
 
     def work(self, child):
         """Measure what the environment asks for."""
-        if child.task["finds_device"]:
+        if child.finds_device:
             threads = {"num_threads": parse_settings("tflops", child.environ).num_threads or 2}
             child.lines.append(asdict(self.device) | threads)
             return
@@ -81,7 +81,7 @@ class Children:
 def make_all(monkeypatch):
     """Run `make all` with fake children; returns (exit status, number of works that ran now, rows in the file)."""
     children = Children()
-    monkeypatch.setattr(parent.processes, "Child", functools.partial(FakeChild, children.work))
+    monkeypatch.setattr(process, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(results.os, "fsync", lambda _: None)  # which takes milliseconds on some disks
     monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *_: [""])
@@ -103,9 +103,9 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
     models = set()
     for device in (CPU, CUDA, NVIDIA, MPS, Device("xpu", None, "2.15", 1)):
-        planned = measure_all.plan_lines(read_fixed_run("all"), device, "bfloat16")
+        planned = measure_all.plan_benchmarks(read_fixed_run("all"), device, "bfloat16")
         assert planned
-        models |= {workload_of_command(run.command, run.settings.on(device.type)).model for run in planned.values()}
+        models |= {workload_of_command(each.command, each.settings.on(device.type)).model for each in planned.values()}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
 
 
@@ -118,8 +118,8 @@ def count_in_runs(rows):
 
 def plan(device, sixteen="bfloat16", *memory, **environ):
     return [
-        run.settings
-        for run in measure_all.plan_lines(read_fixed_run("all", environ), device, sixteen, *memory).values()
+        each.settings
+        for each in measure_all.plan_benchmarks(read_fixed_run("all", environ), device, sixteen, *memory).values()
     ]
 
 
@@ -175,7 +175,7 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     make_all.children.ends_after, before = None, make_all.children.asked.copy()
     status, _, rows = make_all()
     _, *works = before + make_all.children.asked
-    assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in passes
+    assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in rounds
     assert count_in_runs(rows) == [RUNS] * 2 * ON_CPU
     assert make_all()[1] == 0  # and nothing is left
 
@@ -188,9 +188,9 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     monkeypatch.delenv("MALLOC_ARENA_MAX")
     make_all.children.device = Device("cpu", None, "2.16", 1)
     assert make_all()[1] == count
-    describe = parent.environment.read_host
+    describe = run.environment.read_host
     changed = lambda machine: type(describe())(**asdict(describe(machine)) | {"commit": "other"})  # noqa: E731
-    monkeypatch.setattr(parent.environment, "read_host", changed)
+    monkeypatch.setattr(run.environment, "read_host", changed)
     assert make_all()[1] == count
     make_all.children.device = CUDA
     on_gpu = make_all()[1]
@@ -200,7 +200,7 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
 
 
-def test_what_was_refused_is_left_out_of_later_passes(make_all):
+def test_what_was_refused_is_left_out_of_later_rounds(make_all):
     crash, mistake = ("llm", "smollm2-135m", "decode"), ("mlp", "mlp-5x1024", "training")
     make_all.children.fails = {("image", "resnet50", "training"): "out_of_memory", mistake: "mistake", crash: "crashed"}
     status, count, rows = make_all()

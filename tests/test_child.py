@@ -1,23 +1,28 @@
 """A child process, line by line, with a framework of one file in place of PyTorch."""
 
 import functools
+import subprocess
+import sys
 import time
 from dataclasses import replace
+from queue import SimpleQueue
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from bench import child as child_process
-from bench import frameworks, processes
+from bench import frameworks, process
 from bench.host import environment, meters, resources
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError, read_settings
-from bench.timing import measure
+from bench.timing import windows
 from bench.workloads import cifar10
 from bench.workloads.workload import Workload
 from image_benchmark import ImageSizes, image_batches
 from mlp_benchmark import mlp_workload
+from tests.fakes import Clock
 from tests.frameworks import on_numpy
 
 
@@ -44,7 +49,7 @@ def child(monkeypatch):
     """Measure these settings in this process, as a child does; returns (exit status, its lines)."""
     monkeypatch.setattr(frameworks, "load", lambda name: on_numpy)
 
-    def call(command="image", workload=tiny_workload, task=None, **environ):
+    def call(command="image", workload=tiny_workload, requests=None, said=None, **environ):
         values = {"MODEL": "linear", "MAX_SECONDS": "0.1", "BATCH_SIZE": "8", "USE_GPU": "0"}
         values |= {} if "SUSTAIN" in environ else {"SCOPE": "device"}
         lines = []
@@ -52,12 +57,13 @@ def child(monkeypatch):
             for name, value in (values | environ).items():
                 if value is not None:
                     changed.setenv(name, value)
-            settings, task = read_settings(command), task or child_process.Task()
-            measure = child_process.measure_quantities
-            status = child_process.open_and_measure(settings, workload, measure, task, lines.append)
+            settings, measure = read_settings(command), child_process.measure_workload
+            status = child_process.open_and_measure(settings, workload, measure, lines.append, requests)
+        if said is not None:
+            said += lines
         # Each measurement is announced, so that the death of the process has a row.
-        begun = dict.fromkeys((line["phase"], line["scope"]) for line in lines if line["status"] == processes.BEGUN)
-        lines = [line for line in lines if line["status"] != processes.BEGUN]
+        begun = dict.fromkeys((line["phase"], line["scope"]) for line in lines if line["status"] == process.BEGUN)
+        lines = [line for line in lines if line["status"] != process.BEGUN]
         lines = list({(line["phase"], line["scope"], line.get("epoch")): line for line in lines}.values())
         assert list(begun)[: len(lines)] == list(dict.fromkeys((line["phase"], line["scope"]) for line in lines))
         assert {name for line in lines for name in line} <= {*COLUMNS}
@@ -179,11 +185,11 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
 
 
 def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
-    def press(emit, begun, items_per_step, windows, steps):
-        if len(windows) == 3:
+    def press(timer, elapsed):
+        if len(timer.windows) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(child_process.report, "write_rate", press)
+    monkeypatch.setattr(windows.Timer, "find_stop_reason", press)
     code, (line,) = child(MAX_SECONDS="0.3", SCOPE="device,input")
     assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
@@ -197,13 +203,11 @@ def test_a_framework_that_cannot_be_loaded_is_named_with_the_reason(monkeypatch,
         frameworks.load("jax")
 
 
-def test_a_second_kind_of_card_is_told_once(child, monkeypatch, caplog):
+def test_a_second_kind_of_card_is_told(child, monkeypatch, caplog):
     cards = [environment.Card("NVIDIA GeForce GT 1030", "0"), environment.Card("NVIDIA GeForce RTX 4090", "1")]
     monkeypatch.setattr(environment, "list_cards", lambda: cards)
     device = frameworks.Device("cuda", cards[0].name, "1", 1, note="kernels are compiled first")
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
-    child(task=child_process.Task(warns=False))
-    assert "WARNING" not in caplog.text
     child()
     assert ("CUDA_VISIBLE_DEVICES=1" in caplog.text, device.note in caplog.text) == (True, True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
@@ -218,9 +222,46 @@ def test_a_gpu_that_is_missing_is_warned_of(child, caplog):
     assert (line["device"], "WARNING" in caplog.text) == ("cpu", True)
 
 
-def test_a_gpu_that_has_gone_since_the_last_process_is_a_mistake(child):
-    with pytest.raises(SettingError, match="cuda"):
-        child(task=child_process.Task(device="cuda"))
+def ask(*requests):
+    """Return a queue with these requests."""
+    asked = SimpleQueue()
+    for request in requests:
+        asked.put(request)
+    return asked
+
+
+SLICE = {"slice": 0.01}
+
+
+def test_a_child_measures_what_it_is_asked_for(child):
+    lines = []
+    status, (line,) = child(requests=ask(SLICE, SLICE, SLICE, {"check": True}), said=lines)
+    assert (status, line["stop_reason"], len(line["rates"].split())) == (0, "slices", 3)
+    assert [each["note"] for each in lines].count(process.WAITING) == 4
+    status, (line,) = child(requests=ask({"seconds": 1}, {"check": True}))
+    assert (status, line["stop_reason"] in ("target_ci", "max_seconds")) == (0, True)
+
+
+def test_after_ctrl_c_a_waiting_child_has_the_row_of_its_slices(child):
+    class Interrupted(SimpleQueue):
+        def get(self):
+            if self.empty():
+                raise KeyboardInterrupt
+            return super().get()
+
+    requests = Interrupted()
+    requests.put(SLICE)
+    code, (line,) = child(requests=requests)
+    assert (code, line["status"], len(line["rates"].split())) == (130, "interrupted", 1)
+
+
+@pytest.mark.parametrize(("spinning", "waited"), [(0, 0.01), (0.2, 0.21), (9, 0.3)])
+def test_a_child_waits_when_its_threads_have_stopped(monkeypatch, spinning, waited):
+    clock = Clock()
+    names = {"process_time": lambda: min(clock.now, spinning), "sleep": clock.sleep}
+    monkeypatch.setattr(child_process, "time", SimpleNamespace(**names))
+    child_process.wait_until_idle()
+    assert clock.now == pytest.approx(waited)
 
 
 class Counter:
@@ -239,37 +280,29 @@ def instrumented(child, monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
     monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
-    monkeypatch.setattr(measure, "SUSTAINED_SECONDS", 0.1)
+    monkeypatch.setattr(windows, "SUSTAINED_SECONDS", 0.1)
     return child
 
 
 @pytest.mark.parametrize(
-    ("task", "scope", "measured"),
+    ("requests", "environ", "with_energy"),
     [
-        ({}, "device,input", ["device", "input"]),
-        ({}, None, ["device", "end_to_end", "input"]),
-        ({"takes_turns": True}, "device,input", ["device", "input"]),
-        ({"takes_turns": True}, None, ["device"]),
+        (None, {"SCOPE": "device,input"}, ["device"]),
+        (None, {"SCOPE": None}, ["device", "end_to_end"]),
+        (None, {"NUM_IMAGES": "64"}, []),
+        ((SLICE, {"check": True}), {}, []),
     ],
 )
-def test_the_task_decides_what_is_measured(instrumented, task, scope, measured):
-    task = child_process.Task(**task)
-    status, lines = instrumented(PHASE="training", SCOPE=scope, task=task)
-    assert (status, [line["scope"] for line in lines]) == (0, measured)
-    with_energy = [line["scope"] for line in lines if "power_watts" in line]
-    assert with_energy == [scope for scope in measured if scope != "input" and not task.takes_turns]
+def test_energy_is_that_of_models_by_themselves(instrumented, requests, environ, with_energy):
+    status, lines = instrumented(PHASE="training", requests=ask(*requests) if requests else None, **environ)
+    assert status == 0
+    assert [line["scope"] for line in lines if line.get("power_watts")] == with_energy
     line = lines[0]
     assert line["temperature_c"] == 61
     if with_energy:
         assert line["joules_per_item"] > 0
         assert line["power_scope"] == "gpu board"
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
-
-
-def test_every_process_on_a_card_that_others_used_before_the_run_is_contended(instrumented):
-    task = child_process.Task(card_is_shared=True)
-    _, (line,) = instrumented(SCOPE="device", task=task)
-    assert "contended" in line["flags"]
 
 
 def test_a_framework_without_a_pipeline_is_measured_on_the_device(child):
@@ -285,22 +318,23 @@ def test_a_part_of_training_has_no_energy_if_others_run_before_each_step(instrum
 
 
 def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch):
-    def pressed(*rest):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(measure, "is_launch_bound", pressed)
+    monkeypatch.setattr(child_process.check, "check_output", Mock(side_effect=KeyboardInterrupt))
     code, (line,) = instrumented()
     assert (code, line["status"], line["note"]) == (130, "ok", child_process.COMPARING)
     assert line["throughput"] > 0
 
 
 def test_a_sustained_run_has_one_line_with_a_rate_for_each_part(instrumented, monkeypatch):
-    job = child_process.Job
-    monkeypatch.setattr(
-        child_process, "Job", lambda *session, **limits: job(*session, **limits | {"sustained_seconds": 0.35})
-    )
+    make = child_process.Timer
+    monkeypatch.setattr(child_process, "Timer", lambda *session, **limits: make(*session, **limits | {"sustain": 0.35}))
     code, (line,) = instrumented(SUSTAIN="60")
     assert (code, line["scope"], line["stop_reason"]) == (0, "sustained", "sustain")
     assert len(line["rates"].split()) >= 2
     assert line["throughput"] == pytest.approx(line["items"] / line["seconds"])
     assert line["power_watts"] == pytest.approx(50, rel=0.05)
+
+
+def test_no_child_has_pandas():
+    """It would be 34 MB of the peak memory on a CPU."""
+    program = "import sys, image_benchmark, tflops_sweep; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import packages, parent
+from bench import packages, run
 from bench.frameworks import FOLDERS as FOLDERS_OF_FRAMEWORKS
 from bench.records import columns
 from bench.settings import DECLARED, DEFAULTS, EACH, ON_CPU, PHASES_OF, TRAINING, WORKLOADS, is_used, read_runs
@@ -21,21 +21,21 @@ SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
     ["bench.settings", "bench.packages"],
-    ["bench.processes"],
+    ["bench.process"],
     ["bench.host"],
     ["bench.workloads"],
     ["bench.timing|bench.precision|bench.check"],
     ["bench.frameworks", "bench.records"],
-    ["bench.child", "bench.search"],
-    ["bench.parent", "bench.plots"],
+    ["bench.child"],
+    ["bench.run", "bench.plots"],
     ["bench.doctor"],
     [path.stem for path in SCRIPTS],
 ]
 # The rooms of the house: most lines (of documents most words), and their files, less those of the rooms before.
 CEILINGS = {
     "settings": (520, "bench/settings.py"),
-    "run, process, child": (1080, "bench/parent.py", "bench/processes.py", "bench/child.py"),
-    "scripts": (1950, "*.py", "bench/search.py"),
+    "run, process, child": (1080, "bench/run.py", "bench/process.py", "bench/child.py"),
+    "scripts": (1950, "*.py"),
     "check": (400, "bench/check.py", "bench/precision.py"),
     "doctor, packages": (190, "bench/*.py"),
     "timing": (560, "bench/timing/*.py"),
@@ -55,7 +55,7 @@ STANDARD_LIBRARY_ONLY = (
     "bench.host.environment",
     "submit_results",
     "bench.doctor",
-    "bench.timing.measure",
+    "bench.timing.intervals",
 )
 
 
@@ -143,7 +143,7 @@ def test_a_framework_is_known_everywhere(name):
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_is_known_everywhere(name):
     assert any(name in framework.workloads for framework in FRAMEWORKS_OF_SETTINGS.values())
-    assert callable(getattr(importlib.import_module(Path(parent.SCRIPTS[name]).stem), f"{name}_workload"))
+    assert callable(getattr(importlib.import_module(Path(run.SCRIPTS[name]).stem), f"{name}_workload"))
     makefile = Path("Makefile").read_text()
     assert f"\n{name}: $(READY) ## " in makefile
     assert re.search(rf"^COMMANDS :=(.*\\\n)*.* {name} ", makefile, re.MULTILINE)

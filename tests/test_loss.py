@@ -13,17 +13,15 @@ from bench.records import results
 
 # A child that notes when it begins and ends. Its row is the one of tests/fakes.py.
 PROGRAM = """
-import json, os, signal, sys, time
+import os, signal, sys, time
 from dataclasses import asdict
-from bench import processes
+from bench import process
 from bench.frameworks import Device
 from tests.fakes import LINE
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-end_turn = processes.obey_parent()
-task = json.loads(os.environ[processes.TASK])
-if task["finds_device"]:
-    with open(task["path"], "a") as lines:
-        print(json.dumps(asdict(Device("cpu", None, "1", 2))), file=lines)
+write, requests = process.open_channel()
+if os.environ[process.TASK] == process.FIND_DEVICE:
+    write(asdict(Device("cpu", None, "1", 2)))
     sys.exit()
 name = os.environ["MODEL"] + "/" + os.environ.get("MEMORY_FORMAT", "")
 
@@ -32,53 +30,56 @@ def note(event):
         print(event, name, file=log)
 
 note("begins")
-if task["takes_turns"]:
-    end_turn()
+slices = []
+while True:
+    write(LINE | {"status": process.BEGUN, "note": process.WAITING})
+    request = requests.get()
+    if "check" in request:
+        break
+    slices.append("slice" in request)
 time.sleep(0.05)
 rate = 12.0 if name.endswith("channels_last") else 10.0
 cells = {"model": os.environ["MODEL"], "memory_format": os.environ.get("MEMORY_FORMAT"), "step_seconds_median": 1}
 cells |= {"throughput": rate, "throughput_low": rate, "throughput_high": rate, "batch_size": 4, "output_error": None}
-with open(task["path"], "a") as lines:
-    print(json.dumps(LINE | cells), file=lines)
+cells |= {"stop_reason": "slices" if any(slices) else "max_seconds", "rates": f"{rate} {rate}"}
+write(LINE | cells)
 note("ends")
 """
-LIST = """
+START = """
 import os, sys
-from bench import parent
+from bench import process, run
 from bench.records import report
-parent.SCRIPTS["image"] = os.environ["CHILD"]
-sys.exit(parent.processes.run_script(lambda: parent.measure_command("image", None, report.describe_run)))
+run.SCRIPTS["image"] = os.environ["CHILD"]
 """
-BEST = """
-import os, sys
+IMAGE = f"""{START}
+sys.exit(process.run_script(lambda: run.measure_command("image", None, report.describe_run)))
+"""
+BEST = f"""{START}
 import best_settings
-from bench import parent
-parent.SCRIPTS["image"] = os.environ["CHILD"]
-sys.exit(parent.processes.run_script(best_settings.main))
+sys.exit(process.run_script(best_settings.main))
 """
-ALL = """
-import os, sys
+ALL = f"""{START}
 import measure_all
-from bench import parent
 from bench.records.rows import complete_row
 from bench.settings import read_runs
-parent.SCRIPTS["image"] = os.environ["CHILD"]
 measure_all.card.finish = lambda *_: [""]
 
 def measure():
-    runs = {run.settings.model: run for run in read_runs("image")}
-    host = parent.read_machine(list(runs.values()))
-    kept = measure_all.Kept(runs["a"].settings.results_dir, complete_row(host, {"device": "cpu"}))
-    measure_all.measure_passes(runs, kept, host)
+    runs = {{each.settings.model: each for each in read_runs("image")}}
+    host = run.read_machine(list(runs.values()))
+    stored = measure_all.StoredRuns(runs["a"].settings.results_dir, complete_row(host, {{"device": "cpu"}}))
+    measure_all.measure_benchmarks(runs, stored, host)
 
-sys.exit(parent.processes.run_script(measure))
+sys.exit(process.run_script(measure))
 """
+LIST = IMAGE + "# a list that is compared"
 SETTINGS = {
     ALL: {"MODEL": "a,b,c", "RUNS": "2"},
-    LIST: {"MODEL": "a,b,c", "RUNS": "2"},
+    IMAGE: {"MODEL": "a,b,c", "RUNS": "2"},
+    LIST: {"MODEL": "a", "RUNS": "3", "MEMORY_FORMAT": "channels_first,channels_last", "MAX_SECONDS": "0.01"},
     BEST: {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "PRECISION": "float32", "COMPILE": "0"},
 }
-SETTINGS[BEST] |= {"BATCH_SIZE": "4"}
+SETTINGS[BEST] |= {"BATCH_SIZE": "4", "MAX_SECONDS": "0.01"}
 
 
 class Command:
@@ -125,14 +126,14 @@ SIGNALS = [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
+@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
 def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
     before = command.stop_after(moment + 2 * (program == BEST), *SIGNALS[moment % 2])
     rows = command.rows()
     assert command.process.returncode == 130
     ended = sum(event.startswith("ends") for event in before)
-    # One process may be about to end.
+    # One process may be about to end, and a round of two is stored when both have ended.
     assert count_processes(rows) >= ended - 1, (before, command.errors)
     if program == ALL:  # it goes on, and each work then has a run of two processes
         rows = Command(ALL, command.folder).rows()
@@ -142,24 +143,25 @@ def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
+@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
 def test_a_kill_leaves_whole_rows(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
     before = command.stop_after(moment, signal.SIGKILL)
     begun = [event.split()[1] for event in before if event.startswith("begins")]
-    # Of a search, whose processes are interleaved, each round that had ended is stored, of the others each process.
-    assert count_processes(command.rows()) >= (2 * ((len(begun) - 1) // 2) if program == BEST else len(begun) - 1)
+    # Of a list, whose processes are alive together, each round that had ended is stored, of others each process.
+    size = 2 if program in (LIST, BEST) else 1
+    assert count_processes(command.rows()) >= size * ((len(begun) - 1) // size)
 
 
-@pytest.mark.parametrize("program", [LIST, BEST, ALL], ids=["a list", "make best", "make all"])
+@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
 def test_what_cannot_be_printed_is_stored(program, tmp_path):
-    if program == LIST and os.path.exists("/dev/full"):
+    if program == IMAGE and os.path.exists("/dev/full"):
         end = os.open("/dev/full", os.O_WRONLY)
     else:
         other, end = os.pipe()  # whose reader has gone
         os.close(other)
     command = Command(program, tmp_path / "results", stdout=end)
     os.close(end)
-    assert count_processes(command.rows()) == {LIST: 2, BEST: 16, ALL: 1}[program]
+    assert count_processes(command.rows()) == {IMAGE: 2, LIST: 6, BEST: 16, ALL: 1}[program]
     assert command.process.returncode == 2
     assert "Traceback" not in command.errors

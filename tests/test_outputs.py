@@ -8,6 +8,7 @@ writes these files anew. Read their diff as a user would. The terminal has 100 c
 import difflib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,8 @@ from bench import doctor, frameworks
 from bench.host import environment, meters, resources
 from bench.plots import card, draw
 from bench.records import report
-from bench.search import Search
-from bench.settings import read_settings
+from bench.records.verdict import Rate
+from bench.settings import read_runs, read_settings
 from tests import rows
 
 FOLDER = Path(__file__).with_name("outputs")
@@ -39,10 +40,29 @@ def print_failures(*_):
 
 
 def print_best(*_):
-    values = {"PRECISION": ["float32", "bfloat16", "mixed_bfloat16"], "COMPILE": ["0", "1"], "BATCH_SIZE": ["16"]}
-    for final in (rows.FINAL, rows.REFUTED):
-        search = Search(values, True, print, print, rows.ROUNDS, final, [rows.DEFAULT, rows.SECOND, rows.THIRD])
-        print("\n".join(best_settings.describe_answer(search, best_settings.combine_path(search))), end="\n\n")
+    """Print a search of two steps: its answer is believed, then refuted by the last comparison, then still unknown."""
+    values = {"PRECISION": ["float32", "bfloat16", "mixed_bfloat16"], "COMPILE": ["0", "1"]}
+    run, *_ = read_runs("image", {})
+    search = best_settings.Search(run, values, False, None, 20)
+    default, second, third, failed = ("float32", "0"), ("bfloat16", "0"), ("bfloat16", "1"), ("mixed_bfloat16", "0")
+    fast = rows.BFLOAT16 | {"flags": "drift"}
+    for each, rate, count in ((default, 100, 8), (second, 190, 6), (third, 260, 8)):
+        cells = {} if each == default else fast
+        search.rows[each] = [rows.measure(rate + i, rows.ON_CPU, cells) | {"process": i} for i in range(count)]
+    search.rows[failed] = [rows.ROW | rows.FAILED]
+    search.path = [default, second, third]
+    gains = (
+        replace(rows.FASTER, ratio=Rate(1.91, 1.9, 1.92), pairs=3),
+        replace(rows.FASTER, ratio=Rate(1.37, 1.36, 1.38)),
+    )
+    search.gains = dict(zip((second, third), gains, strict=True))
+    for final in (
+        replace(rows.FASTER, ratio=Rate(2.6, 2.58, 2.62)),
+        replace(rows.FASTER, ratio=Rate(1, 0.99, 1.02)),
+        None,
+    ):
+        search.final = {third: final} if final else {}
+        print("\n".join(search.describe_answer()), end="\n\n")
 
 
 def compare(before, after, folder):
@@ -59,7 +79,7 @@ def print_table(folder, _):
 
 def print_all(folder, monkeypatch):
     for found in (rows.IMAGE, rows.TRAINING[:1], rows.FAILURES["every process"]):
-        print(measure_all.describe_lines(found, []))
+        print(measure_all.describe_results(found, []))
     figures = []
     monkeypatch.setattr(draw, "save", lambda figure, path, **options: figures.append(figure) or path)
     rows.write(folder, rows.CARD, "example-cpu")

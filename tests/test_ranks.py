@@ -3,12 +3,15 @@
 import os
 import subprocess
 import sys
+import zlib
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from bench import child, frameworks, parent
+from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.records import results
 from bench.records.rows import work_cells
@@ -41,7 +44,7 @@ def test_torchrun_says_which_rank_this_is():
 def test_what_is_no_rank_and_what_has_no_ranks_is_refused(monkeypatch, capsys, command, environ, named):
     for name, value in (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"} | environ).items():
         monkeypatch.setenv(name, value)
-    assert parent.main(command, image_workload) == 2
+    assert run.benchmark(command, image_workload) == 2
     assert named in capsys.readouterr().err
 
 
@@ -58,10 +61,10 @@ class TwoRanks(ranks.Group):
 
 
 def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
-    def measure_work(rig, describe):
-        settings = rig.settings
-        assert (settings.num_workers, rig.instruments.counter) == (3, None)  # the fewest of any rank
-        rig.emit(work_cells(settings, describe(settings), "device") | {"status": "failed"})
+    def measure(measurer, describe):
+        settings = measurer.settings
+        assert (settings.num_workers, measurer.instruments.counter) == (3, None)  # the fewest of any rank
+        measurer.write(work_cells(settings, describe(settings), "device") | {"status": "failed"})
         return 1
 
     environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}
@@ -77,15 +80,20 @@ def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
     for rank in "10":
         assert not (tmp_path / "m.csv").exists()
         monkeypatch.setenv("RANK", rank)
-        assert parent.main("image", image_workload, measure_work) == 1
+        assert run.benchmark("image", image_workload, measure) == 1
     assert [row["world_size"] for row in results.read(tmp_path / "m.csv")] == ["4"]
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_ranks_must_have_the_same_weights_after_training():
-    child.check_equal_weights([(1.0, 2.0), (1.0, 2.0)])
+    context = SimpleNamespace(check_switches=lambda threads: None)
+    session = SimpleNamespace(copy_items=lambda: None, matrices=lambda: [("fc", np.ones(3))], context=context)
+    device = frameworks.Device("cpu", None, "1", 2)
+    sums = [zlib.crc32(np.ones(3).tobytes())]
+    measurer = child.Measurer(None, None, device, meters.Instruments(), TwoRanks(sums), print, None)
+    measurer.check_last_step(session)
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
-        child.check_equal_weights([(1.0, 2.0), (1.0, 2.0000001)])
+        replace(measurer, group=TwoRanks([1])).check_last_step(session)
     assert error.value.status == "wrong_output"
 
 
@@ -93,7 +101,7 @@ def test_ranks_must_have_the_same_weights_after_training():
 SCRIPT = """
 import os, sys
 sys.path.insert(0, os.getcwd())
-from bench import parent
+from bench import run
 from bench.frameworks import session
 from mlp_benchmark import mlp_workload
 
@@ -102,8 +110,8 @@ def fail(self):
 
 if os.environ.get("RANK") == "1":
     session.Backward.prepare = fail
-parent.SCRIPTS["mlp"] = os.path.abspath(__file__)
-sys.exit(parent.main("mlp", mlp_workload))
+run.SCRIPTS["mlp"] = os.path.abspath(__file__)
+sys.exit(run.benchmark("mlp", mlp_workload))
 """
 
 

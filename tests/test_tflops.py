@@ -21,7 +21,7 @@ def run_sweep(monkeypatch, environ):
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)
         settings = read_settings("tflops")
-        status = child.open_and_measure(settings, None, tflops_sweep.measure_sweep, child.Task(), lines.append)
+        status = child.open_and_measure(settings, None, tflops_sweep.measure_sweep, lines.append)
     return status, [about | line for line in lines]
 
 
@@ -33,8 +33,8 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_scopes(rig, workload, scopes):
-            settings, rate = rig.settings, (RATES | (rates or {})).get(workload.model)
+        def measure_scopes(measurer, workload, scopes):
+            settings, rate = measurer.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
             if reason := fails.get(settings.precision) or fails.get(side):
@@ -46,7 +46,7 @@ def sweep(monkeypatch):
                 rate = rate[side] * (again if settings.seed else 1)
             return [("device", found | {"throughput": rate, "tflops": rate})]
 
-        monkeypatch.setattr(child, "measure_scopes", measure_scopes)
+        monkeypatch.setattr(child.Measurer, "measure_scopes", measure_scopes)
         asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth"}
         asked = {name: text for name, text in (asked | environ).items() if text}
         return *run_sweep(monkeypatch, asked), calls

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from bench import processes
+from bench import process
 from bench.settings import ROOT, SettingError, slug
 
 log = logging.getLogger("bench")
@@ -308,4 +308,4 @@ def read_host(machine=None):
 
 
 if __name__ == "__main__":
-    sys.exit(processes.run_script(refuse_rosetta))
+    sys.exit(process.run_script(refuse_rosetta))

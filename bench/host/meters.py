@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bench import processes
+from bench import process
 from bench.host.environment import find_card, output_of, read_text
 from bench.host.resources import USABLE_CPUS, cpu_quota, usable_cores
 
@@ -78,11 +78,11 @@ def others_cpu_seconds():
     if (cpu_quota() or math.inf) < len(USABLE_CPUS):
         return math.nan
     seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in USABLE_CPUS))
-    # The parent of this process is also that of the other ranks of this machine, and of those that it takes turns with.
+    # The parent of this process is also that of the other ranks of this machine, and of those that it is compared with.
     root = psutil.Process().parent()
-    for process in [root, *root.children(recursive=True)]:
+    for ours in [root, *root.children(recursive=True)]:
         with suppress(psutil.Error):  # it has just ended, so its parent's times include it
-            seconds -= sum(process.cpu_times()[:4])  # user and system time, its own and its ended children's
+            seconds -= sum(ours.cpu_times()[:4])  # user and system time, its own and its ended children's
     return seconds
 
 
@@ -112,7 +112,6 @@ class Instruments:
     counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat
     why_no_energy: str = ""  # why there is no counter, and how to get one
-    card_is_shared: bool = False  # another program used the card before the run
     limit_watts: float = math.inf  # the card's power limit, if it has one
 
     @property
@@ -169,7 +168,7 @@ class Watch:
         others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
         noticed = {
             "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
-            "contended": others > CONTENDED_SHARE * usable_cores() or self._instruments.card_is_shared,
+            "contended": others > CONTENDED_SHARE * usable_cores(),
             "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
         }
         return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
@@ -271,7 +270,7 @@ def open_instruments(device, device_name):
         meter.reading()
         counter = meter
     except Exception as error:  # drivers and kernels fail in many ways
-        why = processes.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
+        why = process.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
     return Instruments(counter, why_no_energy=why, **sensors)
 
 

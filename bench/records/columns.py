@@ -48,7 +48,6 @@ class Column:
     words: str | dict[str, str] | None = None
 
 
-SEARCH, FINAL = "best-", "-final"  # the group of a `make best` begins with it, and that of its last comparison ends so
 DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
 
@@ -126,7 +125,11 @@ COLUMNS = {
     "throughput": Column("result", "items per second of all devices", "positive"),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
     "throughput_high": Column("result", "upper end of its interval", "positive"),
-    "rates": Column("result", "throughput in each turn, or in each 10 s of the scope sustained", "rates"),
+    "rates": Column(
+        "result",
+        "of windows or groups of them, at most 100; of slices of a list; of 10 s if sustained",
+        "rates",
+    ),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
@@ -135,7 +138,9 @@ COLUMNS = {
     "seconds": Column("result", "total of all windows", "positive"),
     "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
-    "stop_reason": Column("result", "target_ci, max_seconds, num_images, epoch, sustain or interrupted", "word"),
+    "stop_reason": Column(
+        "result", "target_ci, max_seconds, num_images, slices, epoch, sustain or interrupted", "word"
+    ),
     # learning
     "parameters": Column("result", "trainable", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),

@@ -116,8 +116,8 @@ class Comparison:
 def compare_runs(rows, base_rows, chosen=()):
     """Return the Comparison of a run with another one; None if no pair of processes is complete.
 
-    A pair are two processes with the same number in the same group. Its ratio is the median over neighbouring turns;
-    without turns, that of the two rates.
+    A pair are two processes with the same number in the same group. Its ratio is the median of those of their i-th
+    slices; without slices, that of the two rates.
 
     Args:
         rows, base_rows: those of each run, of any quantities; rates of the scope device are compared.
@@ -136,41 +136,18 @@ def compare_runs(rows, base_rows, chosen=()):
 
 
 def ratio_of(row, base):
-    turns = list(zip(read_rates(row), read_rates(base), strict=False)) or [(row["throughput"], base["throughput"])]
-    return statistics.median(a / b for a, b in turns)
+    slices = []
+    if row["stop_reason"] == base["stop_reason"] == "slices":
+        slices = list(zip(read_rates(row), read_rates(base), strict=False))
+    slices = slices or [(row["throughput"], base["throughput"])]
+    return statistics.median(a / b for a, b in slices)
 
 
 def read_rates(row):
-    """Return the rates of a row's turns, or of the ten seconds of a sustained run; [] without any."""
+    """Return the rates of a row's windows, of its slices, or of the parts of a sustained run; [] without any."""
     return [float(rate) for rate in (row["rates"] or "").split()]
 
 
 def is_main(row):
     """Return whether a row of a group is a rate of the scope device; the first such row of a process is compared."""
     return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"
-
-
-def compare_groups(rows):
-    """Return {run_id: (row, row of its base, Comparison)} of the runs in groups that have another run as base.
-
-    The base is the first row of a round. A round whose base failed compares nothing.
-
-    Args:
-        rows: in the order of their file.
-    """
-    groups = defaultdict(lambda: defaultdict(list))  # {group: {number of a round: its rows}}
-    for row in rows:
-        if row["group"] and row["process"] and row["scope"] == "device":
-            groups[row["group"]][row["process"]].append(row)
-    found = {}
-    for rounds in groups.values():
-        first = {}  # {run_id: (row, row of its base)}
-        runs = defaultdict(list)
-        for base, *others in filter(lambda of_round: is_main(of_round[0]), rounds.values()):
-            runs[base["run_id"]].append(base)
-            for row in filter(is_main, others):
-                first.setdefault(row["run_id"], (row, base))
-                runs[row["run_id"]].append(row)
-        for run_id, (row, base) in first.items():
-            found.setdefault(run_id, (row, base, compare_runs(runs[run_id], runs[base["run_id"]])))
-    return found

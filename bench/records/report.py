@@ -1,17 +1,16 @@
 """Report a run: a line on what its processes do, then the result as text."""
 
+import re
 import shutil
-import statistics
 import sys
 import textwrap
 import time
-from collections import deque
 from contextlib import contextmanager
 
 from tqdm import tqdm
 from tqdm.contrib.logging import tqdm_logging_redirect
 
-from bench import processes
+from bench import process
 from bench.records import peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
@@ -20,7 +19,8 @@ from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
 BAR = "process {n_fmt} of {total_fmt} [{elapsed}{desc}"
-LAST_LINES = 5  # of a process that dies
+LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
+logged = set()  # by child processes
 MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
@@ -37,17 +37,18 @@ def wrap(line, indent=""):
 
 
 @contextmanager
-def progress(count, quiet=True):
+def progress(count):
     """Show what child processes do: a bar with their number and rate, below what they print.
+
+    What processes log is shown once, however many log it.
 
     Args:
         count: of the processes that follow, at most.
-        quiet: print only the last lines of one that dies.
 
     Yields:
         What a Child calls as `show`.
     """
-    last_lines = {}  # of each Child
+    begun = []
     began = begun_last = time.monotonic()
     options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "dynamic_ncols": True, "disable": None, "leave": False}
     with tqdm_logging_redirect(desc="]", total=count, bar_format=BAR, file=sys.stderr, **options) as bar:
@@ -55,32 +56,25 @@ def progress(count, quiet=True):
         def show(child, printed):
             nonlocal begun_last
             now = time.monotonic()
-            if child not in last_lines:
-                last_lines[child] = deque(maxlen=LAST_LINES)
+            if child not in begun:
+                begun.append(child)
                 begun_last = now
-            last_lines[child].extend(printed)
-            if quiet:  # a process that ends with 1 has written why
-                is_well = child.exit_status in (None, 0, processes.MISTAKE, processes.INTERRUPTED)
-                printed = () if is_well or (child.exit_status == 1 and child.lines) else last_lines[child]
             for text in printed:
-                tqdm.write(text, file=sys.stderr)
-            bar.n = len(last_lines)
+                words = LOGGED.sub("", text)
+                if words == text or words not in logged:
+                    tqdm.write(text, file=sys.stderr)
+                logged.add(words)
+            bar.n = min(len(begun), count)
             # As long as each of those that have ended, on average
             left = (begun_last - began) / (bar.n - 1) * (count - bar.n + 1) - (now - begun_last) if bar.n > 1 else 0
             remaining = f"<{tqdm.format_interval(left)}" if left > 0 else ""
-            line = child.lines[-1] if child.lines else {"status": processes.BEGUN, "note": "starting"}
+            line = child.lines[-1] if child.lines else {"status": process.BEGUN, "note": "starting"}
             rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
-            doing = f"{line['note']} " if line.get("status") == processes.BEGUN else ""
+            doing = f"{line['note']} " if line.get("status") == process.BEGUN else ""
             bar.desc = f"{remaining}{rate}] {doing}{describe_work(line)}"
             bar.update(0)
 
         yield show
-
-
-def write_rate(emit, begun, items_per_step, windows, steps):
-    """Write the rate of the windows so far, after 1, 2, 4, 8 ... of them; measure() never calls it in a pipeline."""
-    if len(windows).bit_count() == 1:
-        emit(begun | {"throughput": items_per_step * steps / statistics.median(windows)})
 
 
 def describe_run(rows, stored):

@@ -62,14 +62,9 @@ def complete_row(host, line, **of_run):
         row["power_limit_watts"] = None
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
-    if peaks.is_implausible(row):
-        row["flags"] = f"{row['flags']} implausible".strip()
+    is_flagged = {
+        "contended": host.card_is_shared and row["device"] == "cuda",
+        "implausible": peaks.is_implausible(row),
+    }
+    row["flags"] = " ".join([*row["flags"].split(), *(flag for flag, is_right in is_flagged.items() if is_right)])
     return row
-
-
-def measurement_cells(measured):
-    """Return the cells of a Measurement; rates of its parts as they are stored, so that ratios are the same then."""
-    cells = asdict(measured) | measured.readings | {"rates": " ".join(f"{rate:.6g}" for rate in measured.rates)}
-    del cells["readings"]
-    status = "interrupted" if measured.stop_reason == "interrupted" else "ok"
-    return cells | {"flags": " ".join(dict.fromkeys(measured.flags)), "status": status}

@@ -1,4 +1,10 @@
-"""How long it takes, and how sure that is."""
+"""How long steps take, and how sure that is.
+
+A window is: read the clock, submit k steps, synchronise, read a number that depends on the last step, read the clock.
+Nothing else happens inside.
+"""
+
+import statistics
 
 # Raised when a change of the method moves the numbers. 2: windows end with a read; 3: processes on a CPU keep their
 # memory; 4: images have a brightness and a colour, and the output that was timed is compared.
@@ -12,3 +18,27 @@ class MeasurementError(Exception):
     def __init__(self, status, reason):
         super().__init__(reason)
         self.status = status
+
+
+def timed(session, clock, steps):
+    """Return the seconds from submitting the first step to reading a value of the last one, without prepare()."""
+    if session.prepare:
+        session.prepare()
+        session.synchronize()
+    start = clock()
+    for _ in range(steps):
+        session.step()
+    session.synchronize()
+    session.read()
+    return clock() - start
+
+
+def idle_barrier_seconds(session, clock):
+    """Return the seconds that synchronising and reading take on an idle device: the median of ten times."""
+    times = []
+    for _ in range(10):
+        start = clock()
+        session.synchronize()
+        session.read()
+        times.append(clock() - start)
+    return statistics.median(times)

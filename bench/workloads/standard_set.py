@@ -21,7 +21,6 @@ QUICK_PEAKS = {
 }
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
-FIRST_CARD = 7  # lines of a GPU before the first card is drawn
 
 
 @dataclass(frozen=True)

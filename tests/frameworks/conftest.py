@@ -8,12 +8,13 @@ import math
 import os
 import subprocess
 import sys
+from queue import SimpleQueue
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from bench import processes
+from bench import process
 from bench.frameworks import FOLDERS
 from bench.host import meters
 from bench.settings import is_used_in
@@ -55,24 +56,24 @@ def run_in_process(monkeypatch, tmp_path):
     from tests.frameworks.sessions import SMALL
 
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
-    monkeypatch.setattr(processes, "obey_parent", lambda: None)
 
     def call(name, **settings):
         script = importlib.import_module(f"{name}_benchmark")
 
         def start(environ):
             with patch.dict(os.environ, environ):
-                return script.main(name, getattr(script, f"{name}_workload"))
+                return script.benchmark(name, getattr(script, f"{name}_workload"))
 
         def work(child):
-            path = tmp_path / "lines"
-            path.write_text("")
-            status = start(child.environ | {processes.TASK: json.dumps(child.task | {"path": str(path)})})
-            child.lines = [json.loads(line) for line in path.read_text().splitlines()]
-            return status
+            requests = SimpleQueue()
+            for request in ({"seconds": 1}, {"check": True}):
+                requests.put(request)
+            write = lambda line: child.lines.append(json.loads(json.dumps(line, default=str)))  # noqa: E731
+            monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
+            return start(child.environ)
             yield
 
-        monkeypatch.setattr(processes, "Child", functools.partial(FakeChild, work))
+        monkeypatch.setattr(process, "Child", functools.partial(FakeChild, work))
         phases = settings.setdefault("PHASE", "inference").split(",")
         small = {each: text for each, text in SMALL[name].items() if any(is_used_in(each.lower(), p) for p in phases)}
         start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "known"} | small | settings)

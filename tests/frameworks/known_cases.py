@@ -15,7 +15,7 @@ from bench.records.combine import combine, convert
 from bench.timing import MeasurementError
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import Opener
-from tests.timing.test_measure import Pipeline
+from tests.timing.test_windows import Pipeline
 
 open_session = Opener("torch")
 MATMULS = ("linear", "conv2d", "addmm", "mm", "convolution", "convolution_backward")  # the first two in inference

@@ -8,8 +8,8 @@ import pytest
 from bench import check, frameworks
 from bench.precision import relative_error
 from bench.settings import read_settings
-from bench.timing import measure
-from bench.timing.job import Job, timed
+from bench.timing import timed
+from bench.timing.windows import Timer
 from bench.workloads.workload import LEARNING_RATES
 from diffusion_benchmark import DENOISERS
 from tests.conftest import GIVEN, TESTED
@@ -94,15 +94,15 @@ class StepClock:
 
 
 def measure_and_check(session, items=2, steps=0):
-    """Measure a session for a moment, and check its result as a child does; returns the Measurement.
+    """Measure a session for a moment, and check its result as a child does; returns the cells.
 
     Args:
         steps: that are run at least before the check.
     """
-    job = Job(session, items, max_seconds=0.1, clock=StepClock(session))
-    measured = measure.measure(job)
+    timer = Timer(session, items, max_seconds=0.1, clock=StepClock(session))
+    measured = timer.measure()
     if steps:
-        timed(session, job.clock, steps)
+        timed(session, timer.clock, steps)
     if kept := session.copy_items():
         session.output_error = check.check_output(session, *kept)
     return measured
@@ -111,7 +111,7 @@ def measure_and_check(session, items=2, steps=0):
 def assert_measured(session, items):
     """Measure a session for a moment; its steps are compiled once, finite, and right."""
     measured = measure_and_check(session, items)
-    assert not {"recompiled", "not_finite"} & set(measured.flags)
+    assert not {"recompiled", "not_finite"} & set(measured["flags"].split())
     if session.parameters and "not compared" not in str(session.notes):  # it is no operator
         assert session.output_error is not None
     if session.context.compile and session.first_loss is None:  # nothing is compiled for the check of inference

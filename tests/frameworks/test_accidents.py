@@ -220,7 +220,7 @@ def test_an_optimizer_that_leaves_weights_where_they_were_is_refused(monkeypatch
 def test_a_training_that_diverges_is_flagged(monkeypatch):
     """pytorch#175189: a loss of 10^13 after seven steps."""
     monkeypatch.setitem(on_torch.LEARNING_RATES, "sgd", 1e4)
-    assert "not_finite" in measure_and_check(open_session("mlp", "training", **MLP, USE_GPU="0")).flags
+    assert "not_finite" in measure_and_check(open_session("mlp", "training", **MLP, USE_GPU="0"))["flags"]
 
 
 # Pipelines

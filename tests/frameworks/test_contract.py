@@ -15,8 +15,8 @@ from PIL import Image
 from bench import check, frameworks, precision
 from bench.frameworks import base
 from bench.settings import FRAMEWORKS, TRAINING
-from bench.timing import MeasurementError, measure
-from bench.timing.job import Job
+from bench.timing import MeasurementError
+from bench.timing.windows import Timer
 from bench.workloads import cifar10, data, operators
 from image_benchmark import image_workload
 from tests.conftest import TESTED
@@ -198,8 +198,8 @@ def test_a_stream_is_measured(scope, workers):
     assert session.num_workers == int(workers)
     assert (session.queue_steps == 0) == (workers == "0")
     assert (session.parameters is None) == (scope == "input")
-    measured = measure.measure(Job(session, 2, max_seconds=0.5, clock=StepClock(session)))
-    assert measured.items == 2 * measured.windows * measured.steps_per_window
+    measured = Timer(session, 2, max_seconds=0.5, clock=StepClock(session)).measure()
+    assert measured["items"] == 2 * measured["windows"] * measured["steps_per_window"]
     session.close()
 
 
@@ -242,7 +242,7 @@ def test_epochs_take_the_given_order(monkeypatch):
     assert [int(label) for _, target in seen for label in target] == labels[order].tolist()
     assert np.array_equal(session.context.to_numpy(seen[0][0])[5], images[order[5]])
     for epoch in range(1, 4):
-        _, flags = measure.measure_epoch(Job(session, 8, 3.0), data.epoch_order(150, 0, epoch))
+        _, flags = Timer(session, 8, 3.0).measure_epoch(data.epoch_order(150, 0, epoch))
         assert not {"recompiled", "not_finite"} & set(flags)
         losses.append(np.mean([float(loss) for loss in session.losses]))
     assert losses[2] < losses[0]

@@ -11,8 +11,8 @@ from mlx.utils import tree_flatten, tree_unflatten
 import llm_benchmark
 from bench import precision as precision_module
 from bench.frameworks.apple_mlx import on_mlx
-from bench.timing import MeasurementError, measure
-from bench.timing.job import Job
+from bench.timing import MeasurementError
+from bench.timing.windows import Timer
 from tests.conftest import GIVEN
 from tests.frameworks import torch_reference
 from tests.frameworks.sessions import Opener, assert_same_work, measure_and_check, open_llm
@@ -78,7 +78,7 @@ def test_inference_that_evaluates_only_what_is_read_is_refused():
     session = open_session("mlp", "inference")
     session.model.infer = session.model._infer
     with pytest.raises(MeasurementError, match="do not run") as caught:
-        measure.measure(Job(session, 8, max_seconds=0.1, clock=EvaluationClock(session)))
+        Timer(session, 8, max_seconds=0.1, clock=EvaluationClock(session)).measure()
     assert caught.value.status == "work_skipped"
 
 

@@ -29,7 +29,6 @@ def in_use(cores):
         ({"others": in_use(0.7)}, []),  # under a tenth of all cores
         ({"others": in_use(0.9)}, ["contended"]),
         ({"others": in_use(math.nan)}, []),
-        ({"others": in_use(math.nan), "card_is_shared": True}, ["contended"]),
         ({"swapped": lambda now: now}, ["swapping"]),
         ({"read": lambda: {"thermal_pressure": "nominal"}}, []),
         ({"read": lambda: {"thermal_pressure": "moderate"}}, ["throttled"]),
@@ -41,11 +40,11 @@ def in_use(cores):
 def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
     """Let ten seconds pass on eight cores."""
     clock = Clock()
-    readings = {"others": in_use(0), "swapped": lambda now: 7, "read": dict, "card_is_shared": False} | given
+    readings = {"others": in_use(0), "swapped": lambda now: 7, "read": dict} | given
     monkeypatch.setattr(meters, "usable_cores", lambda: 8)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: readings["others"](clock.now))
     monkeypatch.setattr(meters, "swapped_bytes", lambda: readings["swapped"](clock.now))
-    instruments = meters.Instruments(read=readings["read"], card_is_shared=readings["card_is_shared"])
+    instruments = meters.Instruments(read=readings["read"])
     watch = meters.Watch(instruments, clock)
     clock.now = 100.0
     watch.start()

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-MEASURE, INTERVALS = "bench/timing/measure.py", "bench/timing/intervals.py"
+WINDOWS, INTERVALS = "bench/timing/windows.py", "bench/timing/intervals.py"
 CHECK, PRECISION = "bench/check.py", "bench/precision.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
-JOB = "bench/timing/job.py"
-TIMING = ("tests/timing/test_measure.py",)
+TIMED = "bench/timing/__init__.py"
+TIMING = ("tests/timing/test_windows.py",)
 COVERAGE = ("tests/timing/test_intervals.py",)
 CHECKS = ("tests/test_check.py",)
 ACCIDENTS = ("tests/frameworks/test_accidents.py",)
@@ -15,8 +15,8 @@ STEPS = ("tests/frameworks/test_torch.py::test_a_step_of_training_changes_every_
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
 COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
 ROWS = ("tests/test_child.py",)
-PARENT = ("tests/test_parent.py",)
-SEARCH, SEARCHED = "bench/search.py", ("tests/test_search.py",)
+RUN = ("tests/test_run.py",)
+BEST, SEARCHED = "best_settings.py", ("tests/test_best.py",)
 LLM, TORCH_LLM = "llm_benchmark.py", "bench/frameworks/pytorch/on_torch_llm.py"
 ADAPTERS = ("tests/frameworks/test_torch_llm.py",)
 IMAGES = "bench/frameworks/pytorch/on_torch_images.py"
@@ -47,7 +47,10 @@ WINDOW = """    start = clock()
     return clock() - start
 """
 
-ITEMS, HALF = "    items_in_window = ", "window / statistics.median(windows[: (len(windows) + 1) // 2])"
+ITEMS, HALF = (
+    "        items_in_window, seconds = ",
+    "step_seconds = statistics.median(windows[: (len(windows) + 1) // 2])",
+)
 INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 
 BUGS = {
@@ -55,41 +58,44 @@ BUGS = {
     "intervals_that_shrink": Bug(COMBINE, "rho=0)[place]", "rho=0)[1 - place]", COMBINED),
     "disturbed_processes_count": Bug(COMBINE, "if not disturbing_flags(row)] or ok", "] or ok", COMBINED),
     "the_fastest_process": Bug(COMBINE, "[(len(sound) - 1) // 2]", "[-1]", COMBINED),
-    "accept_unequal_weights_of_ranks": Bug(CHILD, "    if unlike:\n", "    if False:\n", ("tests/test_ranks.py",)),
-    "divide_by_the_wrong_batch_size": Bug(CHILD, "items_per_step = workload.", "items_per_step = 2 * workload.", ROWS),
+    "accept_unequal_weights_of_ranks": Bug(CHILD, "require(not unlike", "require(True", ("tests/test_ranks.py",)),
+    "divide_by_the_wrong_batch_size": Bug(
+        CHILD, "            workload.items_per_step * group", "            2 * workload.items_per_step * group", ROWS
+    ),
     "a_peak_of_lucky_rates": Bug("tflops_sweep.py", "peak = sweep", "peak = best or sweep", ("tests/test_tflops.py",)),
     # make best
-    "repeat_what_is_slower": Bug(SEARCH, "if pair and pair.ratio.throughput > 1]", "if pair]", SEARCHED),
-    "believe_the_steps": Bug(SEARCH, "comparison and comparison.ratio.low <= 1", "False", SEARCHED),
-    # Turns
-    "time_the_step_after_a_pause": Bug(MEASURE, "timed(job.session, clock, 1)", "pass", TIMING),
-    "count_the_waiting_for_others": Bug(MEASURE, "began += clock() - paused", "began += 0 * paused", TIMING),
-    "the_same_one_first_in_every_round": Bug("bench/parent.py", "[:: 1 if number % 2 else -1]", "[::1]", PARENT),
-    "compare_turns_that_are_not_neighbours": Bug(
-        COMBINE, "statistics.median(a / b for a, b in turns)", "max(turns)[0] / min(turns)[1]", COMBINED
+    "believe_the_steps": Bug(BEST, "each.ratio.low <= 1", "False", SEARCHED),
+    # Slices
+    "time_the_step_after_a_pause": Bug(
+        WINDOWS, "        timed(self.session, self.clock, 1)\n        begun", "        begun", TIMING
+    ),
+    "the_same_one_first_in_every_round": Bug("bench/run.py", "(runs if number % 2 else runs[::-1])", "runs", RUN),
+    "the_same_one_first_in_every_slice": Bug("bench/run.py", "        waiting.reverse()\n", "", RUN),
+    "compare_slices_that_are_not_neighbours": Bug(
+        COMBINE, "statistics.median(a / b for a, b in slices)", "max(slices)[0] / min(slices)[1]", COMBINED
     ),
     # A window
-    "skip_a_step": Bug(JOB, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
-    "no_read": Bug(JOB, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
+    "skip_a_step": Bug(TIMED, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
+    "no_read": Bug(TIMED, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
     "time_what_comes_before_a_part": Bug(
-        JOB,
+        TIMED,
         "        session.prepare()\n        session.synchronize()\n    start = clock()\n",
         "        pass\n    start = clock()\n    if session.prepare:\n        session.prepare()\n",
         TIMING,
     ),
-    "garbage_collector_on": Bug(JOB, "    gc.disable()\n", "", TIMING),
-    "energy_of_what_precedes_a_part": Bug(CHILD, " or session.prepare:", ":", ROWS),
-    "an_idle_device_between_windows": Bug(MEASURE, "end_seconds(job) / MAX_END_SHARE", "0", TIMING),
+    "garbage_collector_on": Bug(WINDOWS, "    gc.disable()\n", "", TIMING),
+    "energy_of_what_precedes_a_part": Bug(CHILD, " or session.prepare or", " or", ROWS),
+    "an_idle_device_between_windows": Bug(WINDOWS, "self.end_seconds() / MAX_END_SHARE", "0", TIMING),
     # A series of windows
-    "drop_the_slowest_window": Bug(MEASURE, ITEMS, f"    windows = sorted(windows)[:-1]\n{ITEMS}", TIMING),
-    "median_of_the_first_half": Bug(MEASURE, "window / statistics.median(windows)", HALF, TIMING),
+    "drop_the_slowest_window": Bug(WINDOWS, ITEMS, f"        windows = sorted(windows)[:-1]\n{ITEMS}", TIMING),
+    "median_of_the_first_half": Bug(WINDOWS, "step_seconds = statistics.median(windows)", HALF, TIMING),
     "first_step_in_a_window": Bug(
-        MEASURE, "seconds = sum(windows)\n", "seconds = sum(windows) + about['first_step_seconds']\n", TIMING
+        WINDOWS, "* steps, sum(windows)\n", "* steps, sum(windows) + self.first_step_seconds\n", TIMING
     ),
-    "a_full_queue_is_a_slow_host": Bug(MEASURE, "LAUNCH_BOUND = 0.95", "LAUNCH_BOUND = 0.75", TIMING),
-    "no_warm_up": Bug(MEASURE, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
-    "gaps_in_a_pipeline": Bug(MEASURE, "            last = now\n", "            last = clock()\n", TIMING),
-    "stop_at_a_lucky_moment": Bug(MEASURE, "next_look = math.ceil(next_look * 1.1) if", "next_look = 2 if", TIMING),
+    "a_full_queue_is_a_slow_host": Bug(WINDOWS, "LAUNCH_BOUND = 0.95", "LAUNCH_BOUND = 0.75", TIMING),
+    "no_warm_up": Bug(WINDOWS, "MIN_WARMUP_SECONDS and is_steady(paces)", "0", TIMING),
+    "gaps_in_a_pipeline": Bug(WINDOWS, "            last = now\n", "            last = self.clock()\n", TIMING),
+    "stop_at_a_lucky_moment": Bug(WINDOWS, "math.ceil(self.next_look * 1.1)", "2", TIMING),
     "narrow_interval": Bug(INTERVALS, "2**n // 40", "2**n // 6", COVERAGE),
     "forget_autocorrelation": Bug(INTERVALS, "sign_autocorrelation(samples) if rho", "0 if rho", COVERAGE),
     # The checks
@@ -129,7 +135,7 @@ BUGS = {
         CHECKS,
     ),
     "compare_nothing_after_the_windows": Bug(
-        CHILD, "items = check_last_step(rig, session)", "items = check_last_step(rig, session) and None", ROWS
+        CHILD, "items = self.check_last_step(session)", "items = self.check_last_step(session) and None", ROWS
     ),
     "tf32_as_float32_in_an_operator": Bug(CHECK, "(2 if name in", "(10 if name in", OPERATORS),
     "accept_any_operator": Bug(CHECK, "require(error < limit", "require(True", OPERATORS),
@@ -137,7 +143,9 @@ BUGS = {
         SESSION, "for each in (self.filled, self.inputs)", "for each in (self.inputs,)", TRAINS
     ),
     # The rest of a process
-    "ignore_changed_threads": Bug(CHILD, "context.check_switches(rig", "str(rig", ("tests/frameworks/test_torch.py",)),
+    "ignore_changed_threads": Bug(
+        CHILD, "context.check_switches(self", "str(self", ("tests/frameworks/test_torch.py",)
+    ),
     "believe_any_power": Bug(
         METERS, "0 < watts <= MOST_POWER * self._instruments.limit_watts", "watts > 0", ("tests/host/test_meters.py",)
     ),

@@ -3,7 +3,7 @@
 import pytest
 
 import compare_results
-from bench import processes
+from bench import process
 from bench.plots import frames, table
 from bench.records.columns import COLUMNS
 from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
@@ -14,7 +14,7 @@ def test_a_name_without_rows_is_a_mistake(tmp_path, capsys, monkeypatch, name):
     monkeypatch.setenv("HOME", str(write(tmp_path, [{}], "a").parent))
     (tmp_path / "header.csv").write_text(",".join(COLUMNS) + "\n")
     environ = {"RESULTS_DIR": str(tmp_path), "A": "~/a.csv", "B": name}
-    assert processes.run_script(lambda: compare_results.main(environ)) == 2
+    assert process.run_script(lambda: compare_results.main(environ)) == 2
     assert f"B={name!r}" in capsys.readouterr().err
 
 
@@ -23,7 +23,7 @@ def test_the_other_one_of_two_is_asked_for(tmp_path, capsys, a, b):
     write(tmp_path, [{}], "a")
     write(tmp_path, [{}], "nvidia-h200")
     environ = {"RESULTS_DIR": str(tmp_path), "A": a, "B": b}
-    assert processes.run_script(lambda: compare_results.main(environ)) == 2
+    assert process.run_script(lambda: compare_results.main(environ)) == 2
     assert f"{'A' if b else 'B'} is not set" in capsys.readouterr().err
     compare_results.main(environ | {"A": "a", "B": "a"})
     assert "A and B are both 'a'" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from bench import processes
+from bench import process
 from bench.host import ranks
 
 
@@ -28,7 +28,7 @@ class Group(ranks.Group):
         self.ranks = me
         dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
         # A rank that finished its step after Ctrl-C would wait for the others in vain.
-        processes.handle(signal.SIG_DFL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        process.handle(signal.SIG_DFL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def clock(self):
         return self.share(time.perf_counter())

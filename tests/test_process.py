@@ -2,21 +2,17 @@
 
 import math
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from bench import processes
-from tests.fakes import Clock
+from bench import process
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +29,12 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
     made = []
 
     def run():
-        with processes.interrupts_held():
+        with process.deferred_interrupts():
             os.kill(os.getpid(), number)
             made.append("whole")
         made.append("too late")
 
-    assert processes.run_script(run) == 130
+    assert process.run_script(run) == 130
     assert made == ["whole"]
 
 
@@ -46,32 +42,30 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
 
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
-from bench import processes
+from bench import process
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-end_turn = processes.obey_parent()
-task = json.loads(os.environ[processes.TASK])
-
-def say(**line):
-    print(json.dumps(line), file=open(task["path"], "a"), flush=True)
-
-processes.rest_threads = lambda: say(rest=True)
+write, requests = process.open_channel()
+what = os.environ[process.TASK]
 try:
-    if task["what"] != "works":
+    print("printed", flush=True)
+    if what != "works":
         worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]).pid
         with open(os.environ["PIDS"], "a") as pids:
             print(os.getpid(), worker, file=pids)
-    for number in range(task.get("turns", 0)):
-        say(turn=number, began=time.monotonic())
-        end_turn()
-    if task["what"] in ("sleeps", "is stubborn"):
+    while what == "works":
+        write({"note": process.WAITING, "at": time.monotonic()})
+        if "check" in requests.get():
+            break
+    if what in ("sleeps", "is stubborn"):
+        write({"note": "sleeps"})
         time.sleep(100)
 except KeyboardInterrupt:
-    say(interrupted=True)
-    if task["what"] == "is stubborn":
+    write({"interrupted": True})
+    if what == "is stubborn":
         time.sleep(100)
-print('{"half', file=open(task["path"], "a"), end="")
-print("printed\\nhalf", end="")
+os.write(2, b"half")
 """
+CHECK = {"check": True}
 
 
 @pytest.fixture
@@ -80,10 +74,10 @@ def make_child(tmp_path):
     script = tmp_path / "program.py"
     script.write_text(PROGRAM)
 
-    def make(what, limit=math.inf, **task):
-        environ = os.environ | {"PIDS": str(tmp_path / "pids")}
+    def make(what, limit=math.inf):
+        environ = os.environ | {"PIDS": str(tmp_path / "pids"), process.TASK: what}
         command = [sys.executable, str(script)]
-        return processes.Child(command, environ, {"what": what} | task, limit, lambda _, lines: printed.extend(lines))
+        return process.Child(command, environ, lambda _, lines: printed.extend(lines), limit)
 
     make.printed = printed = []
     return make
@@ -113,37 +107,29 @@ def noted_pids(tmp_path, count=2):
     return wait_until(read)
 
 
-def test_children_work_one_at_a_time(make_child):
-    children = [make_child("works", turns=3) for _ in range(2)]
-    processes.work_interleaved(children)
-    assert ([child.exit_status for child in children], make_child.printed) == ([0, 0], ["printed", "printed"])
-    assert [[line.get("turn") for line in child.lines] for child in children] == [[0, None, 1, None, 2, None]] * 2
-    first, second = ([line["began"] for line in child.lines[::2]] for child in children)
-    assert all(a < b for a, b in zip(first, second, strict=True))
-    assert all(b < a for b, a in zip(second[1:], first[2:], strict=False))
+def test_children_work_when_they_are_asked(make_child):
+    first, second = make_child("works"), make_child("works")
+    assert all([first.work(), second.work(), second.work({"slice": 1}), first.work({"slice": 1})])
+    for child in (first, second):
+        child.finish(CHECK)
+    assert (first.exit_status, second.exit_status, make_child.printed) == (0, 0, ["printed"] * 2)
+    (a, d), (b, c) = ([line["at"] for line in child.lines] for child in (first, second))
+    assert a < b < c < d
 
 
-@pytest.mark.parametrize(("spinning", "waited"), [(0, 0.01), (0.2, 0.21), (9, 0.3)])
-def test_a_turn_is_handed_over_when_the_threads_have_stopped(monkeypatch, spinning, waited):
-    clock = Clock()
-    names = {"monotonic": clock, "process_time": lambda: min(clock.now, spinning), "sleep": clock.sleep}
-    monkeypatch.setattr(processes, "time", SimpleNamespace(**names))
-    processes.rest_threads()
-    assert clock.now == pytest.approx(waited)
+def test_a_process_has_ended_although_a_worker_holds_its_pipes_open(make_child, tmp_path):
+    child = make_child("leaves a worker")
+    began = time.monotonic()
+    child.finish()
+    assert (child.exit_status, time.monotonic() - began < 60) == (0, True)
+    assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
-def test_a_child_whose_parent_dies_before_it_notices_the_end_of_a_turn_dies_too(make_child):
-    child = make_child("works", turns=2)
-    child.start()
-    select.select([child.channel], [], [])  # its byte is there, and nobody reads it
-    child.channel.close()
-    assert child.process.wait(timeout=100) == -signal.SIGKILL
-
-
-def test_a_time_limit_counts_only_a_childs_own_turns(make_child, tmp_path):
-    slow, patient = make_child("sleeps", limit=4), make_child("works", turns=1, limit=4)
-    patient.turn()
-    processes.work_interleaved([slow, patient])
+def test_a_time_limit_counts_only_what_a_child_works_itself(make_child, tmp_path):
+    slow, patient = make_child("sleeps", limit=4), make_child("works", limit=4)
+    assert patient.work()
+    slow.finish()
+    patient.finish(CHECK)
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
     assert slow.seconds > 4 > patient.seconds
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
@@ -163,26 +149,27 @@ def press_ctrl_c(*conditions):
 
 @pytest.mark.parametrize("what", ["sleeps", "is stubborn"])
 def test_after_ctrl_c_a_child_finishes_its_line(make_child, tmp_path, what):
-    child, paused = make_child(what), make_child("works", turns=2)
-    paused.turn()
-    works, was_told = (lambda: noted_pids(tmp_path)), (lambda: "interrupted" in Path(child.files[0].name).read_text())
-    press_ctrl_c(works, *([was_told] if what == "is stubborn" else []))
+    child, waiting = make_child(what), make_child("works")
+    assert waiting.work()
+    sleeps, was_told = (lambda: child.lines), (lambda: len(child.lines) > 1)
+    press_ctrl_c(sleeps, *([was_told] if what == "is stubborn" else []))
     with pytest.raises(KeyboardInterrupt):
-        processes.work_interleaved([child, paused])
-    assert child.lines == [{"interrupted": True}]
-    assert [line.get("interrupted") for line in paused.lines] == [None, None, True]
+        child.finish()
+    for each in (child, waiting):
+        each.close()
+    assert [each.lines[-1] for each in (child, waiting)] == [{"interrupted": True}] * 2
     assert not any(map(is_running, noted_pids(tmp_path)))
 
 
 PARENT = """
 import sys
-from bench import parent
+from bench import process, run
 from bench.settings import read_runs
-parent.SCRIPTS["image"] = sys.argv[1]
-(run,) = read_runs("image")
-child = parent.make_child(run, print)
-child.task = {"what": "sleeps"}
-parent.processes.work_interleaved([child])
+run.SCRIPTS["image"] = sys.argv[1]
+(one,) = read_runs("image")
+child = run.make_child(one, lambda *_: None)
+child.environ[process.TASK] = "sleeps"
+child.finish()
 """
 
 

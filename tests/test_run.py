@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bench import parent
+from bench import process, run
 from bench.child import COMPARING
 from bench.frameworks import Device
 from bench.host import environment
@@ -20,7 +20,7 @@ from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
-from tests.fakes import FakeChild
+from tests.fakes import Clock, FakeChild
 
 
 def rate(middle):
@@ -32,40 +32,47 @@ def work(child):
     batch_size = int(child.environ.get("BATCH_SIZE", 1))
     what = (child.environ["MODEL"].split("/") * batch_size)[batch_size - 1]
     number = child.number
-    takes_turns = child.task["takes_turns"]
     of_this = {"model": what, "batch_size": batch_size}
-    if takes_turns:
-        of_this["rates"] = f"{batch_size} {2 * batch_size}"
     if what == "typo":
         child.lines.append({"mistake": "MODEL"})
         return 2
     if what == "dies at once":
         return -11
-    child.write(**of_this, status="begun")
+    child.write(**of_this, status="begun", note="building")
     child.note(batch_size, "works")
-    if what == "never fits" or (takes_turns and what == "too large"):
+    is_together = not child.requests
+    if what == "never fits" or (is_together and what == "too large"):
         child.write(**of_this, status="out_of_memory", note="full")
         return 1
     if what == "fails":
         child.write(**of_this, status="unsupported", note="not here")
         return 1
-    for _ in range(3 if takes_turns else 0):
-        child.note(batch_size, "pauses")
-        yield
+    rates = []
+    while True:
+        if not child.requests:
+            child.note(batch_size, "waits")
+            yield
+        request = child.requests.pop(0)
+        if "check" in request:
+            break
         child.note(batch_size, "works")
+        rates += [batch_size * (1 + len(rates))]
         if what == "dies":
             return -11
         if what == "interrupts" or (what == "interrupts later" and number > 2):
+            if what == "interrupts":
+                child.write(**of_this, **rate(5.0), status="interrupted")
             raise KeyboardInterrupt
     if what == "third is interrupted" and number == 3:
         raise KeyboardInterrupt
-    if what == "interrupts":
-        child.write(**of_this, **rate(5.0), status="interrupted")
-        raise KeyboardInterrupt
     if what in ("killed", "stuck"):
         return {"killed": -9, "stuck": -signal.SIGALRM}[what]
-    child.write(**of_this, **rate(4.0 + number), note=COMPARING if what == "killed in the comparison" else "")
-    if what == "killed in the comparison":
+    if is_together:
+        of_this |= {"rates": " ".join(map(str, rates)), "stop_reason": "slices"}
+    device = {"device": "cuda" if what == "changes" and number > 1 else "cpu"}
+    comparing = COMPARING if what == "killed in the comparison" else ""
+    child.write(**of_this, **rate(4.0 + number), note=comparing, **device)
+    if comparing:
         return -9
     if what == "no input" and number == 1:
         child.write(**of_this, scope="input", status="unsupported", note="no memory")
@@ -75,7 +82,7 @@ def work(child):
 
 @pytest.fixture
 def children(monkeypatch, tmp_path):
-    """Replace child processes by fakes; returns a namespace with those that were started, and the events of turns."""
+    """Replace child processes by fakes; returns a namespace with those that were started, and what they did."""
     fakes = SimpleNamespace(started=[], events=[])
 
     def start(*arguments):
@@ -84,22 +91,25 @@ def children(monkeypatch, tmp_path):
         child.number, child.note = len(fakes.started), lambda *event: fakes.events.append(event)
         return child
 
-    monkeypatch.setattr(parent.processes, "Child", start)
-    for name, value in {"RESULTS_DIR": str(tmp_path), "MACHINE": "m", "USE_GPU": "0"}.items():
+    clock = Clock()
+    clock.monotonic = lambda: clock.sleep(0.5) or clock.now
+    monkeypatch.setattr(run, "time", clock)
+    monkeypatch.setattr(process, "Child", start)
+    for name, value in {"RESULTS_DIR": str(tmp_path), "MACHINE": "m", "USE_GPU": "0", "MAX_SECONDS": "1"}.items():
         monkeypatch.setenv(name, value)
     return fakes
 
 
 @pytest.fixture
 def run_all(children, monkeypatch, tmp_path, capfd):
-    """Run a list of models; returns (status, stdout, [what a child did, its task] of each, stored results)."""
+    """Run a list of models; returns (status, stdout, the model of each child, stored results)."""
 
     def call(*models, **environ):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
         children.started.clear()
-        status = parent.measure_command("image", None, report.describe_run)
-        asked = [[child.environ["MODEL"], child.task["warns"]] for child in children.started]
+        status = run.measure_command("image", None, report.describe_run)
+        asked = [child.environ["MODEL"] for child in children.started]
         return (
             status,
             capfd.readouterr().out,
@@ -110,12 +120,10 @@ def run_all(children, monkeypatch, tmp_path, capfd):
     return call
 
 
-def test_three_processes_give_one_result(run_all, children, tmp_path):
+def test_three_processes_give_one_result(run_all, tmp_path):
     status, out, asked, (row,) = run_all("ok")
     assert (status, out.count("added to ")) == (0, 1)
-    # The others run on the device of the first one, which warns of it.
-    assert [child.task["device"] for child in children.started] == ["", "cpu", "cpu"]
-    assert asked == [["ok", True], *[["ok", False]] * 2]
+    assert asked == ["ok"] * 3
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == [6, 4.5, 7.5]
     assert row["process_rates"] == "5 6 7"
     stored = results.read(tmp_path / "m.csv")
@@ -128,7 +136,7 @@ def test_three_processes_give_one_result(run_all, children, tmp_path):
 
 @pytest.mark.parametrize("is_half", [True, False])
 def test_a_machine_that_others_use_is_told_at_the_end_too(run_all, monkeypatch, caplog, is_half):
-    monkeypatch.setattr(parent.meters, "describe_load", lambda: ("WARNING: busy", is_half))
+    monkeypatch.setattr(run.meters, "describe_load", lambda: ("WARNING: busy", is_half))
     run_all("ok", RUNS="1")
     assert caplog.text.count("WARNING: busy") == 1 + is_half
     assert "busy" in caplog.messages[-1] or not is_half
@@ -137,15 +145,21 @@ def test_a_machine_that_others_use_is_told_at_the_end_too(run_all, monkeypatch, 
 def test_a_combination_that_fails_runs_once(run_all):
     assert len(run_all("ok", SUSTAIN="60")[2]) == 1  # long enough for one process; below there are two
     status, _, asked, rows = run_all("fails", "ok", RUNS="2")
-    assert (status, [what for what, *_ in asked]) == (0, ["fails", "ok", "ok"])
+    assert (status, asked) == (0, ["fails", "ok", "ok"])
     assert [(row["model"], row["status"]) for row in rows[1:]] == [("fails", "unsupported"), ("ok", "ok")]
     assert run_all("fails")[0] == 1
     assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
 
 
+def test_a_process_that_runs_on_another_device_than_the_first_ends_its_run(run_all, caplog):
+    _, _, asked, (row,) = run_all("changes")
+    assert (len(asked), row["device"], row["process_rates"]) == (2, "cpu", "5")
+    assert "cuda" in caplog.messages[-1]
+
+
 def test_a_misspelt_image_model_is_told_before_anything_runs(children):
     with pytest.raises(SettingError, match="resnet50"):
-        parent.plan_runs(read_runs("image", {"MODEL": "resnet18,resnet5O"}), image_workload)
+        run.plan_runs(read_runs("image", {"MODEL": "resnet18,resnet5O"}), image_workload)
     assert not children.started
 
 
@@ -170,13 +184,14 @@ def test_an_input_pipeline_that_fails_ends_only_its_process(run_all):
 )
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
-    host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2)
+    host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2, card_is_shared=True)
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
     row = complete_row(host, line, run_id="id", process=1)
-    parent.store(tmp_path, [row])
+    run.store(tmp_path, [row])
     (stored,) = results.read(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
+    assert (stored["flags"] == "contended") == (device == "cuda")
     assert stored["note"] == "\ufffd[1mgcc -I~/x"
 
 
@@ -192,9 +207,9 @@ def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, tmp_
 
 
 def test_more_gpus_than_there_are_are_refused(monkeypatch):
-    monkeypatch.setattr(parent, "find_device", lambda run: Device("cuda", "H100", "2", 1, count=1))
+    monkeypatch.setattr(run, "find_device", lambda _: Device("cuda", "H100", "2", 1, count=1))
     with pytest.raises(SettingError, match="NUM_DEVICES='2'"):
-        parent.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
+        run.plan_runs(read_runs("image", {"NUM_DEVICES": "2"}), image_workload)
 
 
 @pytest.mark.parametrize(("end", "status"), [("killed", "out_of_memory"), ("stuck", "timed_out")])
@@ -217,8 +232,8 @@ def test_ctrl_c_stores_what_was_complete(run_all):
 
 
 @pytest.fixture
-def run_interleaved(run_all, children):
-    """Run models interleaved, one for each batch size from 1; returns (status, stdout, rows, events of the turns)."""
+def compare(run_all, children):
+    """Compare models, one for each batch size from 1; returns (status, stdout, rows, what the children did)."""
 
     def call(*models, **environ):
         sizes = ",".join(str(size) for size in range(1, len(models) + 1))
@@ -228,30 +243,32 @@ def run_interleaved(run_all, children):
     return call
 
 
-def test_processes_that_are_compared_are_interleaved(run_interleaved):
-    status, out, rows, events = run_interleaved("ok", "ok", RUNS="2")
+def test_processes_that_are_compared_measure_slices_in_changing_order(compare, children):
+    status, out, rows, events = compare("ok", "ok", "ok", RUNS="2")
     assert status == 0
-    assert [(row["batch_size"], len(row["process_rates"].split())) for row in rows] == [("1", 2), ("2", 2)]
-    # One begins to work only after the other one has paused, or ended its last turn.
-    turn = [(size, event) for size in (1, 2) for event in ("works", "pauses")]
-    first = [*3 * turn, (1, "works"), (2, "works")]
-    assert events == first + [(3 - size, event) for size, event in first]
+    assert [(row["batch_size"], len(row["process_rates"].split())) for row in rows] == [(str(i), 2) for i in (1, 2, 3)]
     assert "BATCH_SIZE=2 is 2.000 times as fast as BATCH_SIZE=1 (2.000 to 2.000, 2 pairs" in out
+    # One works only while all others wait; the second round begins with the last one.
+    sizes = [size for size, event in events if event == "works"]
+    assert sizes[:12] == [1, 2, 3, 1, 2, 3, 3, 2, 1, 1, 2, 3]
+    assert sizes[len(sizes) // 2 :][:6] == [3, 2, 1, 3, 2, 1]
+    assert [event for _, event in events[:8]] == ["works", "waits"] * 4
+    assert {child.environ["SCOPE"] for child in children.started} == {"device"}
 
 
 @pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])
-def test_the_other_of_two_goes_on_if_one_dies(run_interleaved, last, statuses):
-    status, out, rows, _ = run_interleaved("ok", last, RUNS="2")
+def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
+    status, out, rows, _ = compare("ok", last, RUNS="2")
     assert (status, [row["status"] for row in rows]) == (0, statuses)
     assert len(rows[0]["process_rates"].split()) == 2
     assert "BATCH_SIZE=2 " not in out
 
 
-def test_without_room_for_two_they_run_one_after_the_other(run_interleaved, caplog):
-    status, _, rows, events = run_interleaved("ok", "too large")
+def test_without_room_for_two_they_run_one_after_the_other(compare, caplog):
+    status, _, rows, events = compare("ok", "too large")
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
-    assert events[-2:] == [(1, "works"), (2, "works")]
-    assert "one after the other" in caplog.text
+    assert events[-4:] == [(1, "works")] * 2 + [(2, "works")] * 2  # begins, and measures
+    assert "one at a time" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -277,28 +294,28 @@ def test_glibc_keeps_memory_in_each_process_on_a_cpu(run_all, children, monkeypa
 @pytest.mark.parametrize(
     ("models", "stored"),
     [
-        (("ok", "interrupts", "ok"), []),
-        (("fails", "interrupts"), [("fails", "")]),
+        (("ok", "interrupts", "ok"), [("interrupts", "5")]),
+        (("fails", "interrupts"), [("fails", ""), ("interrupts", "5")]),
         (("ok", "interrupts later"), [("ok", "5"), ("interrupts later", "6")]),
     ],
 )
-def test_ctrl_c_in_a_turn_keeps_what_was_complete(run_interleaved, children, models, stored):
-    status, _, rows, _ = run_interleaved(*models)
+def test_ctrl_c_in_a_slice_keeps_what_was_complete(compare, children, models, stored):
+    status, _, rows, _ = compare(*models)
     assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
-    assert all(child.exit_status is not None for child in children.started if child.turns)
+    assert all(child.exit_status is not None for child in children.started if child.progress)
 
 
-def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interleaved):
-    _, _, rows, events = run_interleaved("ok", "never fits", "ok", RUNS="2")
+def test_a_combination_that_never_fits_is_left_out(compare):
+    _, _, rows, events = compare("ok", "never fits", "ok", RUNS="2")
     assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
-    assert [event for _, event in events[-8:]].count("pauses") == 3
+    assert not [event for _, event in events[-6:] if event == "waits"]
 
 
 @pytest.mark.parametrize(
     ("environ", "groups"),
     [
         ({"MODEL": "alexnet,vgg11"}, [["alexnet"], ["vgg11"]]),
-        ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4"], ["1", "5", "6"]]),
+        ({"BATCH_SIZE": "1,2,3,4,5,6"}, [["1", "2", "3", "4", "5", "6"]]),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
             [["inference 1", "inference 2"], ["training 1", "training 2"]],
@@ -308,23 +325,23 @@ def test_a_combination_that_never_fits_takes_no_turns_from_the_others(run_interl
             [["float32 0", "bfloat16 0"], ["float32 1", "bfloat16 1"]],
         ),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, [["1"], ["2"]]),
+        ({"BATCH_SIZE": "1,2", "NUM_IMAGES": "60"}, [["1"], ["2"]]),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, [["1 4", "1 8"], ["2 4"], ["2 8"]]),
     ],
 )
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
-    grouped = parent.group_runs(read_runs("image", environ))
-    assert [[" ".join(run.choices.values()) for run in group] for group in grouped] == groups
+    grouped = run.group_runs(read_runs("image", environ))
+    assert [[" ".join(each.choices.values()) for each in group] for group in grouped] == groups
 
 
-@pytest.mark.parametrize(("status", "lines", "shown"), [(-11, 1, "5678"), (1, 0, "5678"), (1, 1, ""), (0, 1, "")])
-def test_the_last_lines_of_a_process_that_dies_are_shown(monkeypatch, status, lines, shown):
+def test_what_processes_log_is_shown_once(monkeypatch):
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(report, "sys", SimpleNamespace(stderr=terminal))
-    child = FakeChild(work, ["", ""], {}, {})
-    child.lines = lines * [{}]
+    child = FakeChild(work, ["", ""], {})
     with report.progress(1) as show:
-        show(child, [f"line {number}" for number in range(9)])
-        child.exit_status = status
-        show(child, ["line x"])
-    assert re.findall(r"line (.)\n", terminal.getvalue()) == [*shown, *"x" * bool(shown)]
+        for second in range(3):
+            show(child, [f"07:00:0{second}  WARNING: slow", "    raise Error"])
+    shown = [re.sub(r"^.*\r|\x1b.*?[A-Za-z]", "", line).strip() for line in terminal.getvalue().split("\n")]
+    assert [shown.count(text) for text in ("07:00:00  WARNING: slow", "raise Error")] == [1, 3]
+    assert terminal.getvalue().count("WARNING") == 1

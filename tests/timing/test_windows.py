@@ -14,19 +14,21 @@ import pytest
 from bench import check
 from bench.records.combine import combine
 from bench.records.verdict import Rate, burst_and_sustained, verdict_of
-from bench.timing import MeasurementError
-from bench.timing import measure as measure_module
+from bench.timing import MeasurementError, windows
 from bench.timing.intervals import has_drift
-from bench.timing.job import Job
-from bench.timing.measure import collect_windows, is_launch_bound, measure
+from bench.timing.windows import Timer
 from tests.fakes import Clock, Device
 from tests.rows import ROW
 
 
-def run(fake, items=1, watch=None, **limits):
-    """Measure a fake device."""
-    limits = {"max_seconds": 3.0} | limits
-    return measure(Job(fake, items, **limits, clock=fake.clock, watch=watch))
+def timer_of(fake, items=1, max_seconds=3.0, **limits):
+    """Return the Timer of a fake device."""
+    return Timer(fake, items, max_seconds, clock=fake.clock, **limits)
+
+
+def run(fake, items=1, requests=({"seconds": 3},), **limits):
+    """Measure a fake device; return the cells as attributes."""
+    return SimpleNamespace(**timer_of(fake, items, **limits).measure(requests))
 
 
 def refusal(fake, **limits):
@@ -103,7 +105,7 @@ def test_an_honest_queue_skips_nothing():
     for submit, work, barrier in itertools.product(seconds, seconds, seconds):
         fake = steps_of(work)
         fake.SUBMIT_SECONDS, fake.READ_SECONDS = submit, barrier
-        check.check_steps_run(Job(fake, 1, 3.0, clock=fake.clock), 2)
+        check.check_steps_run(timer_of(fake), 2)
         assert fake.calls.count("step") == check.LEAST_TRIES * (16 + check.SINGLE_STEPS)
 
 
@@ -113,12 +115,12 @@ def test_a_busy_machine_skips_nothing():
         rng, fake = random.Random(seed), Device(Clock())
         bursts = [rng.choice((0.003, 0.009)) for _ in range(1000)]
         fake.work = lambda i, fake=fake, bursts=bursts: bursts[int(20 * fake.clock.now)]
-        check.check_steps_run(Job(fake, 1, 3.0, clock=fake.clock), 9)
+        check.check_steps_run(timer_of(fake), 9)
 
 
 def test_a_clock_that_is_too_coarse_for_a_window_is_unsupported(monkeypatch):
     about = SimpleNamespace(get_clock_info=lambda name: SimpleNamespace(resolution=0.004))
-    monkeypatch.setattr(measure_module, "time", about)
+    monkeypatch.setattr(windows, "time", about)
     assert refusal(steps_of(0.010)).status == "unsupported"
     assert run(steps_of(0.5)).windows
 
@@ -155,7 +157,7 @@ def test_denormal_weights_are_noted():
     assert "fc" in fake.notes[0]
 
 
-@pytest.mark.parametrize(("loss", "flags"), [(math.nan, ("not_finite",)), (50.0, ("not_finite",)), (30.0, ())])
+@pytest.mark.parametrize(("loss", "flags"), [(math.nan, "not_finite"), (50.0, "not_finite"), (30.0, "")])
 def test_a_loss_that_is_not_finite_or_ten_times_the_first_is_flagged(loss, flags):
     fake = Device(Clock())
     fake.first_loss, fake.read_loss = 4.0, lambda: loss
@@ -165,7 +167,7 @@ def test_a_loss_that_is_not_finite_or_ten_times_the_first_is_flagged(loss, flags
 def test_a_step_that_was_compiled_again_is_flagged():
     fake = Device(Clock())
     fake.trace_count = lambda: fake.steps // 40
-    assert run(fake).flags == ("recompiled",)
+    assert run(fake).flags == "recompiled"
 
 
 def test_windows_begin_when_the_pace_is_steady():
@@ -180,18 +182,20 @@ def test_windows_begin_when_the_pace_is_steady():
 
 
 def test_a_window_is_k_steps_with_one_synchronise():
-    fake, seen = steps_of(0.004), [[]]
-    on_window = lambda windows, steps: seen.append(list(fake.calls))  # noqa: E731
-    collect_windows(Job(fake, 1, 3.0, clock=fake.clock, on_window=on_window), 7)
-    assert len(seen) == 21
-    for before, after in itertools.pairwise(seen):
+    fake, seen = steps_of(0.004), []
+    watch = SimpleNamespace(look=lambda items: seen.append(list(fake.calls)))
+    timer = timer_of(fake, watch=watch)
+    timer.steps = 7
+    assert timer.measure_windows() == "target_ci"
+    assert len(seen) == 20
+    for before, after in itertools.pairwise([[], *seen]):
         assert after[len(before) :] == ["step"] * 7 + ["synchronize", "read"]
 
 
 def test_the_interval_is_looked_at_every_tenth_window_so_that_luck_does_not_stop_a_run(monkeypatch):
     fake, counts = steps_of(0.030), []
-    monkeypatch.setattr(measure_module, "interval", lambda windows: counts.append(len(windows)) or (0, 1))
-    collect_windows(Job(fake, 1, 5, clock=fake.clock), 1)
+    monkeypatch.setattr(windows, "interval", lambda some: counts.append(len(some)) or (0, 1))
+    timer_of(fake, max_seconds=5).measure_windows()
     assert counts[0] == 20
     assert all(after >= 1.1 * before for before, after in itertools.pairwise(counts))
 
@@ -225,7 +229,7 @@ def test_steps_counted_are_steps_executed(num_items, given):
     assert result.seconds == pytest.approx(0.004 * steps, rel=0.02)
     assert result.throughput == pytest.approx(64 * steps / result.seconds)
     assert (result.throughput_low is None) == (steps == 1)
-    assert (result.flags, result.readings) == (("contended",), {"temperature_c": 61})
+    assert (result.flags, result.temperature_c) == ("contended", 61)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -255,7 +259,7 @@ def interrupted_at(step, seconds=0.010):
     return fake
 
 
-@pytest.mark.parametrize(("step", "limits"), [(170, {"target_ci": 1e-9}), (200, {"num_items": 10_000})])
+@pytest.mark.parametrize(("step", "limits"), [(170, {"least_seconds": 9}), (200, {"num_items": 10_000})])
 def test_ctrl_c_keeps_the_complete_windows(step, limits):
     result = run(interrupted_at(step), **limits)
     assert result.stop_reason == "interrupted"
@@ -269,41 +273,37 @@ def noisy(seconds, spread):
     return Device(Clock(), work=lambda i: seconds * rng.uniform(1 - spread, 1 + spread))
 
 
-class Turns:
-    """Ends turns as another process works for 100 seconds in each of its own, while nothing of ours runs."""
-
-    def __init__(self, fake):
-        self.fake, self.began = fake, []
-
-    def __call__(self):
-        self.fake.synchronize()
-        self.fake.clock.now += 100
-        self.began.append(self.fake.steps)
+def ask_for_slices(fake, count):
+    """Ask for slices; another process works for 100 seconds before each, and nothing of ours runs."""
+    for _ in range(count):
+        fake.synchronize()
+        fake.clock.now += 100
+        fake.began.append(fake.steps)
+        yield {"slice": 0.25}
 
 
-@pytest.mark.parametrize(("seconds", "turns", "windows"), [(0.010, 12, 9), (0.4, 8, 1)])
-def test_a_turn_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(seconds, turns, windows):
-    fake = Device(Clock(), work=lambda i: 10 * seconds if i in end_turn.began else seconds)
-    end_turn = Turns(fake)
-    found = run(fake, items=2, end_turn=end_turn, target_ci=0.0)
+@pytest.mark.parametrize(("seconds", "windows"), [(0.010, 9), (0.4, 1)])
+def test_a_slice_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(seconds, windows):
+    fake = Device(Clock(), work=lambda i: 10 * seconds if i in fake.began else seconds)
+    fake.began = []
+    found = run(fake, 2, ask_for_slices(fake, 12))
     assert found.throughput == pytest.approx(2 / seconds, rel=0.02)
-    assert found.rates == pytest.approx([2 / seconds] * turns, rel=0.02)  # the step after a pause is slow
-    assert end_turn.began[1] - end_turn.began[0] == 1 + windows * found.steps_per_window
-    assert (found.stop_reason, found.flags) == ("max_seconds", ())
-    assert found.seconds == pytest.approx(3.0, rel=0.2)
+    rates = [float(rate) for rate in found.rates.split()]
+    assert rates == pytest.approx([2 / seconds] * 12, rel=0.02)  # the step after a pause is slow
+    assert fake.began[1] - fake.began[0] == 1 + windows * found.steps_per_window
+    assert (found.stop_reason, found.flags, found.windows) == ("slices", "", 12 * windows)
 
 
-def test_turns_end_with_the_interval():
-    fake = steps_of(0.010)
-    found = run(fake, end_turn=Turns(fake))
-    assert found.stop_reason == "target_ci"
-    assert len(found.rates) == math.ceil(found.seconds / 0.25)
-    assert run(steps_of(0.010)).rates == []
+def test_rates_are_those_of_each_window_or_of_equal_groups():
+    few, many = run(steps_of(0.1)), run(steps_of(0.02), num_items=1000)
+    assert [len(each.rates.split()) for each in (few, many)] == [few.windows, 100]
+    assert many.windows > 300
+    assert [float(rate) for rate in few.rates.split()] == pytest.approx([10] * few.windows, rel=0.01)
 
 
 def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
-    result = run(noisy(0.1, 0.4), max_seconds=10, target_ci=0.01)
-    assert (result.stop_reason, result.flags) == ("max_seconds", ())
+    result = run(noisy(0.1, 0.4), max_seconds=10)
+    assert (result.stop_reason, result.flags) == ("max_seconds", "")
     assert 1 / 0.14 < result.throughput_low < result.throughput < result.throughput_high < 1 / 0.06
 
 
@@ -356,18 +356,18 @@ def test_a_change_of_speed_is_flagged():
 
 def test_stalls_that_the_median_hides_are_flagged():
     result = run(Device(Clock(), work=lambda i: 0.3 if i % 12 == 0 else 0.03))
-    assert (result.flags, result.throughput) == (("uneven",), pytest.approx(1 / 0.03, rel=0.01))
+    assert (result.flags, result.throughput) == ("uneven", pytest.approx(1 / 0.03, rel=0.01))
     assert result.items / result.seconds < 0.9 / 0.03
-    assert run(noisy(0.03, 0.2)).flags == ()
+    assert run(noisy(0.03, 0.2)).flags == ""
 
 
 def test_the_rate_is_that_of_the_median_of_all_windows():
     fake = Device(Clock())
     fake.work = lambda i: 0.05 if fake.clock.now < 1.7 else 0.1  # seconds: in 11 of 36 windows
-    assert run(fake, target_ci=0.0).throughput == pytest.approx(1 / 0.1, rel=0.01)
+    assert run(fake, least_seconds=9).throughput == pytest.approx(1 / 0.1, rel=0.01)
 
 
-@pytest.mark.parametrize(("faults", "system", "flags"), [(9000, 1, ("page_faults",)), (9000, 0.01, ()), (9, 1, ())])
+@pytest.mark.parametrize(("faults", "system", "flags"), [(9000, 1, "page_faults"), (9000, 0.01, ""), (9, 1, "")])
 def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monkeypatch, faults, system, flags):
     fake, used = steps_of(0.1), {"ru_minflt": faults, "ru_utime": 1, "ru_stime": system}  # of each step
     usage = lambda who: SimpleNamespace(**{name: number * fake.steps for name, number in used.items()})  # noqa: E731
@@ -389,7 +389,7 @@ def test_a_part_of_a_step_is_timed_without_what_comes_before_it(barrier, shows):
     assert result.step_seconds_median == pytest.approx(0.020 + barrier, rel=0.01)
     assert result.steps_per_window == 1
     assert fake.calls.count("prepare") == fake.calls.count("step")
-    assert result.flags == ("barrier_shows",) * shows
+    assert result.flags == "barrier_shows" * shows
 
 
 class Pipeline(Device):
@@ -444,28 +444,21 @@ def test_windows_of_a_pipeline_leave_nothing_out():
 
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
-    shown, watch = (
-        [],
-        SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None),
-    )
-    began = []
-    found = measure(Job(fake, 1, 3, clock=clock, on_window=shown.append, watch=watch))
+    began, shown = [], []
+    watch = SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None)
+    found = run(fake, on_window=shown.append, watch=watch)
     assert found.seconds == pytest.approx(fake.taken[-1] - began[0], abs=0.01)
     assert found.windows > 6
     assert not shown
 
 
-def sustained(seconds, fake):
-    return run(fake, items=2, sustained_seconds=seconds)
-
-
-def test_a_sustained_run_has_a_rate_for_each_ten_seconds_of_which_ctrl_c_keeps_the_complete_ones():
-    found = sustained(61, Device(Clock()))
-    assert (found.stop_reason, len(found.rates)) == ("sustain", 6)
-    assert found.rates == pytest.approx([found.throughput] * 6, rel=0.01)
-    assert found.seconds == pytest.approx(61, abs=0.5)
-    found = sustained(600, interrupted_at(2500))
-    assert (found.stop_reason, len(found.rates)) == ("interrupted", int(found.seconds / 10))
+@pytest.mark.parametrize(("seconds", "count"), [(61, 6), (2000, 100)])
+def test_a_sustained_run_has_a_rate_for_each_ten_seconds_or_a_hundred(seconds, count):
+    found = run(steps_of(0.1), items=2, sustain=seconds)
+    rates = [float(rate) for rate in found.rates.split()]
+    assert (found.stop_reason, len(rates)) == ("sustain", count)
+    assert rates == pytest.approx([found.throughput] * count, rel=0.01)
+    assert found.seconds == pytest.approx(seconds, abs=0.5)
 
 
 def test_a_short_run_has_no_last_third():
@@ -527,4 +520,4 @@ class Driver(Device):
 )
 def test_a_slow_host_is_noticed_and_a_full_queue_is_not_one(submit, kernel, attributes, is_bound):
     fake = Driver(submit, kernel, **attributes)
-    assert is_launch_bound(Job(fake, 1, 3.0, clock=fake.clock), 5000 * max(submit, kernel)) == is_bound
+    assert ("launch_bound" in run(fake).flags) == is_bound

@@ -1,0 +1,261 @@
+"""The start and end of processes: the entry point of every script, and child processes with their signals.
+
+An error becomes one line on stderr and an exit status: 2 is a user's mistake, 130 an interruption, 3 an unexpected
+error, which also prints its traceback.
+
+A child is the same script, in a session of its own, so that a terminal's Ctrl-C reaches it once, through its parent. It
+reads requests from its standard input and writes lines of JSON to its standard output; what it prints is shown. If the
+parent exits for any reason, standard input ends, and the child kills itself and its workers (open_channel). torchrun
+passes standard input on to its ranks, so this holds for each of them, too.
+"""
+
+import functools
+import json
+import logging
+import math
+import os
+import queue
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench.settings import SettingError
+
+MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
+TASK = "BENCH_TASK"  # the variable that marks a child
+FIND_DEVICE, MEASURE = "find_device", "measure"  # its values
+FIRST_LIMIT = 2400  # seconds; the first process may download data or compile kernels
+POLL_SECONDS = 0.2  # between looks whether a child has exited
+GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
+BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
+WAITING = "waiting"  # note of such a line of a child that waits for a request
+
+
+def run_script(function, *words):
+    """Run a script's main function, which has no arguments; returns its exit status or that of its error.
+
+    Args:
+        words: what may follow the script's name; without them, whatever follows it is a mistake.
+    """
+    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("bench").setLevel(logging.INFO)
+    handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
+    try:
+        if (given := sys.argv[1:]) and given[0] not in words:
+            fix = f"write {words[0]!r}" if words else "put settings before it, as in MODEL=mlp-32 make mlp"
+            raise SettingError(f"{Path(sys.argv[0]).name} takes no {' '.join(given)!r}: {fix}")
+        status = function()
+        sys.stdout.flush()
+        return status
+    except (SettingError, ModuleNotFoundError) as error:
+        status = MISTAKE
+        line = explain(error)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        line = "interrupted"
+    except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
+        status = MISTAKE
+        line = f"{type(error).__name__}: {error}"
+        # Python flushes stdout at exit, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception:
+        traceback.print_exc()
+        status = UNEXPECTED
+        line = "unexpected error: please report it, with the lines above and `make doctor`"
+    print(line, file=sys.stderr)
+    return status
+
+
+def explain(error):
+    """Return the line for a SettingError or a ModuleNotFoundError."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is missing in {sys.executable}: install it there, or start with make"
+    return str(error)
+
+
+def handle(handler, *numbers):
+    """Install a handler for those signals that are not ignored (nohup ignores SIGHUP); return the old handlers."""
+    heard = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return {number: signal.signal(number, handler) for number in heard}
+
+
+@contextmanager
+def deferred_interrupts():
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block, for a block that has to be completed.
+
+    Python swallows an exception in the hooks of a fork, and a half-made object cannot close itself.
+    """
+    caught = []
+    former = handle(lambda number, frame: caught.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+    if caught:
+        raise KeyboardInterrupt
+
+
+@functools.cache
+def keep_awake():
+    """Keep a Mac from falling asleep as long as this process lives; does nothing elsewhere."""
+    command = ["caffeinate", "-i", "-w", str(os.getpid())]
+    with suppress(OSError):  # without the program the Mac may sleep
+        return subprocess.Popen(command, start_new_session=True) if sys.platform == "darwin" else None
+
+
+class Child:
+    """A process that works for this one, as far as it is asked.
+
+    Attributes:
+        lines: what it has said, a dict each.
+        seconds: that it has worked, without what other children worked meanwhile.
+        exit_status: None while it works, and if it never began. Negative: the signal that ended it, SIGALRM for the
+            time limit. INTERRUPTED: it was closed before it ended.
+    """
+
+    def __init__(self, command, environ, show, limit=math.inf):
+        """Prepare a process; work() or finish() starts it.
+
+        Args:
+            environ: its whole environment.
+            show: called while it works and once after its end, with this object and a list of the lines that it has
+                printed since the last call.
+            limit: seconds of work after which it is killed.
+        """
+        self.command = command
+        self.environ = environ
+        self.show = show
+        self.limit = limit
+        self.lines = []
+        self.seconds = 0.0
+        self.exit_status = None
+        self.process = None
+
+    def work(self, request=None):
+        """Let the process work on a request, at first until it is ready for one; return whether it waits for the next.
+
+        Args:
+            request: a dict, as Timer.measure() takes it.
+        """
+        asked = len(self.lines)
+        self._send(request)
+        return self._wait(lambda: any(line.get("note") == WAITING for line in self.lines[asked:]))
+
+    def finish(self, *requests):
+        """Let the process work on the last requests until it has ended."""
+        self._send(*requests)
+        self._wait(lambda: False)
+
+    def _send(self, *requests):
+        if not self.process:
+            self._start()
+        with suppress(OSError):  # it may have died
+            os.write(
+                self.process.stdin.fileno(), "".join(json.dumps(each) + "\n" for each in requests if each).encode()
+            )
+
+    def _start(self):
+        keep_awake()
+        with deferred_interrupts():
+            pipe = subprocess.PIPE
+            self.process = subprocess.Popen(
+                self.command, env=self.environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            )
+            self.pipes = selectors.DefaultSelector()
+            self.unread = {}
+            for stream in (self.process.stdout, self.process.stderr):
+                self.pipes.register(stream, selectors.EVENT_READ)
+                self.unread[stream] = b""
+        with suppress(OSError):  # Linux then kills the child first if memory runs out
+            Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
+
+    def _wait(self, is_done):
+        """Read what the process says until is_done(), or until it has ended; return whether it goes on."""
+        began = time.monotonic()
+        before = self.seconds
+        while self.process.poll() is None:
+            self._read(POLL_SECONDS)
+            self.seconds = before + time.monotonic() - began
+            if is_done():
+                return True
+            if self.seconds > self.limit:
+                self._end(-signal.SIGALRM)
+                return False
+        # Ctrl-C does not reach a child: another program has ended it.
+        self._end(-signal.SIGTERM if self.process.returncode == INTERRUPTED else self.process.returncode)
+        return False
+
+    def _read(self, seconds):
+        """Wait at most so many seconds for lines; keep those of JSON, and show the others. Return whether any came."""
+        ready = self.pipes.select(seconds) if self.pipes.get_map() else time.sleep(seconds / 10)
+        printed = []
+        with deferred_interrupts():  # a chunk that was read must not be lost
+            for key, _ in ready or ():
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
+                    self.pipes.unregister(key.fileobj)
+                *whole, self.unread[key.fileobj] = (self.unread[key.fileobj] + chunk).split(b"\n")
+                for text in (line.decode(errors="replace") for line in whole):
+                    if key.fileobj is self.process.stdout and text.startswith('{"'):
+                        self.lines.append(json.loads(text))
+                    else:
+                        printed.append(text)
+        with suppress(OSError):  # a terminal that has closed
+            self.show(self, printed)
+        return bool(ready)
+
+    def _end(self, exit_status):
+        """Kill what is left of the process and its workers, which may hold its pipes open, and read the rest."""
+        self.exit_status = exit_status
+        with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        while self._read(0):
+            pass
+
+    def close(self):
+        """End a process that still works, which may finish what it writes; a second Ctrl-C kills it.
+
+        It gets SIGTERM, because a background job ignores SIGINT.
+        """
+        if not self.process or self.exit_status is not None:
+            return
+        with suppress(KeyboardInterrupt):
+            self.process.terminate()
+            self._wait(lambda: False)
+        with deferred_interrupts():
+            self.process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE_SECONDS)
+            self._end(INTERRUPTED)
+
+
+def open_channel():
+    """Connect a child with its parent, and kill this process and its workers when standard input ends.
+
+    Returns:
+        (write(line), which sends a dict; a queue of the parent's requests).
+    """
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever else is printed is to be shown
+    requests = queue.SimpleQueue()
+
+    def write(line):
+        lines.write(json.dumps(line, default=str) + "\n")
+        lines.flush()
+
+    def listen():
+        with suppress(OSError), open(0, closefd=False) as stream:
+            for line in stream:
+                requests.put(json.loads(line))
+        os.killpg(0, signal.SIGKILL)  # this process leads its group
+
+    threading.Thread(target=listen, daemon=True).start()
+    return write, requests

@@ -1,0 +1,343 @@
+"""Time the steps of a session: windows of resident batches, or the batches of a pipeline. Imports no framework.
+
+    first step -> warm-up -> check that every step runs -> windows -> check of what they did
+
+No window is dropped. Anything that makes a result unreliable raises a flag; statistics, such as the width of the
+interval, are columns. bench/check.py has the checks.
+"""
+
+import gc
+import math
+import statistics
+import time
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
+from bench.timing import MAX_UNEVEN, MeasurementError, idle_barrier_seconds, timed
+from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
+
+MIN_BLOCK_SECONDS = 0.020
+MIN_WARMUP_SECONDS = 0.5
+MIN_WARMUP_STEPS = 2
+MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
+LONG_STEP_SECONDS = 0.3
+MIN_WINDOW_SECONDS = 0.025
+MAX_END_SHARE = 0.01  # the part of a window that its end may cost
+MAX_PART_BARRIER_SHARE = 0.05  # the same if a step needs prepare(), and windows have one step
+ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
+LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
+TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
+MIN_MEASURED_SECONDS = 0.5
+STREAM_SHARE, STREAM_WINDOWS = 2 / 3, 40  # of MAX_SECONDS for a pipeline, and its windows in that time
+ENOUGH_QUEUES = 10
+SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
+MOST_RATES = 100
+LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
+LAUNCHES = 3  # steps whose submission is timed
+# Share of a step's time. A driver queues about 1,000 launches and then lets the host wait, so submitting 5,000 kernels
+# takes 0.8 of the time that a device needs for them.
+LAUNCH_BOUND = 0.95
+
+
+@contextmanager
+def collection_disabled():
+    """Disable Python's garbage collection inside, and restore its state afterwards."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+@dataclass
+class Timer:
+    """Times one session, from its first step to the result.
+
+    Attributes:
+        windows: their seconds, in order.
+        steps: in each window.
+        slices: the rate of each slice.
+    """
+
+    session: Any  # a BaseSession of bench/frameworks/session.py
+    items_per_step: float
+    max_seconds: float
+    _: KW_ONLY
+    num_items: int | None = None  # at least this many, in whole windows, instead of MAX_SECONDS and the interval
+    sustain: float | None = None  # seconds of windows, instead of the three limits above
+    least_seconds: float = 0.0  # of windows, before their interval can end the measurement
+    clock: Any = time.perf_counter  # () -> wall seconds
+    on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
+    watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
+    windows: list[float] = field(default_factory=list)
+    slices: list[float] = field(default_factory=list)
+    steps: int = 1
+
+    @property
+    def is_stream(self):
+        """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
+        return self.session.queue_steps is not None
+
+    def measure(self, requests=({"seconds": True},)):
+        """Measure with garbage collection disabled; return the cells of the result, flags as words of a text.
+
+        Args:
+            requests: what to measure when it is warmed up, one after the other: windows until the timer's own limits
+                ({"seconds": ...}), or for so many seconds ({"slice": 0.25}).
+
+        Returns:
+            After Ctrl-C the cells of the complete windows, with the status "interrupted".
+
+        Raises:
+            MeasurementError: `work_skipped`, `wrong_output` or `unsupported`: there is no valid result.
+            KeyboardInterrupt: Ctrl-C before the first window was complete.
+        """
+        with collection_disabled():
+            self.start()
+            counters = start_counters(self)
+            reason = ""
+            try:
+                for request in requests:
+                    reason = self.measure_slice(request["slice"]) if "slice" in request else self.measure_windows()
+            except KeyboardInterrupt:
+                if not self.windows:
+                    raise
+                reason = "interrupted"
+            return self.finish(counters, reason)
+
+    def start(self):
+        """Run the first step and the warm-up, choose the steps of a window, and check that all of them run."""
+        session, clock = self.session, self.clock
+        self.first_step_seconds = timed(session, clock, 1)  # it compiles, or tries several algorithms
+        session.after_first_step()
+        began = clock()
+        step_seconds = self.drain_queue() if self.is_stream else self.warm_up()
+        self.submit_seconds = self.time_submitting()
+        self.warmup_seconds = clock() - began
+        self.steps = self.choose_stream_steps(step_seconds) if self.is_stream else self.choose_steps(step_seconds)
+        if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * self.steps * step_seconds:
+            raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
+        if not session.steps_run:
+            check_steps_run(self, self.steps)
+            if self.is_stream:
+                self.drain_queue()  # single steps are slower, so the queue filled up meanwhile
+        if self.num_items is not None:
+            self.steps = max(1, min(self.steps, math.ceil(self.num_items / self.items_per_step) // MIN_SAMPLES))
+
+    def warm_up(self):
+        """Run blocks of steps until their pace is steady, or the time is over (two steps at least).
+
+        A block has one step if each step needs prepare(). Returns the seconds per step of the last block.
+        """
+        start = self.clock()
+        steps, block, paces = 0, 1, []
+        while True:
+            seconds = timed(self.session, self.clock, block)
+            steps += block
+            pace = seconds / block
+            elapsed = self.clock() - start
+            if seconds < MIN_BLOCK_SECONDS and not self.session.prepare:
+                block *= 2  # too short to say anything
+            else:
+                paces.append(pace)
+            is_ready = elapsed >= MIN_WARMUP_SECONDS and is_steady(paces)
+            if steps >= MIN_WARMUP_STEPS and (is_ready or elapsed >= MAX_WARMUPS * self.max_seconds):
+                return pace
+
+    def drain_queue(self):
+        """Discard as many batches as the queue holds, or those of a third of MAX_SECONDS; return the seconds per step.
+
+        If the model is slower than the pipeline, the queue is as full at the end, so there is nothing to discard.
+        """
+        start, steps, block = self.clock(), 0, max(1, self.session.num_workers)
+        while True:
+            seconds = timed(self.session, self.clock, block)
+            steps += block
+            is_late = self.clock() - start >= self.max_seconds / 3
+            if steps >= max(self.session.queue_steps, MIN_WARMUP_STEPS) or is_late:
+                return seconds / block
+
+    def time_submitting(self):
+        """Return the median seconds in which the host submits a step to an idle device; 0 if steps are not queued."""
+        if not self.session.queues_steps or self.session.prepare or self.is_stream:
+            return 0.0
+        seconds = []
+        for _ in range(LAUNCHES):
+            self.session.synchronize()
+            start = self.clock()
+            self.session.step()
+            seconds.append(self.clock() - start)
+        self.session.synchronize()
+        return statistics.median(seconds)
+
+    def choose_steps(self, step_seconds):
+        """Return the steps in a window: enough for its end to cost less than 1 % of it; one with prepare()."""
+        if self.session.prepare:
+            return 1
+        window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(self.session, self.clock) / MAX_END_SHARE)
+        longest = self.max_seconds / ENOUGH_WINDOWS
+        if 2 * step_seconds < longest:
+            window = max(window, min(self.end_seconds() / MAX_END_SHARE, longest))
+        return max(1, math.ceil(window / step_seconds))
+
+    def end_seconds(self):
+        """Return the seconds that the end of a window costs: those that two windows of a step exceed one of two steps.
+
+        Besides synchronising and reading, the device idles until the host has submitted more. Other programs can only
+        lengthen a window, so the shortest ones are compared, which were measured alternately.
+        """
+        windows = [[timed(self.session, self.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
+        one, two = map(min, zip(*windows, strict=True))
+        return 2 * one - two
+
+    def choose_stream_steps(self, step_seconds):
+        """Return the batches in a window: a multiple of the workers, which deliver one after the other."""
+        workers, seconds = max(1, self.session.num_workers), STREAM_SHARE * self.max_seconds
+        if workers * step_seconds > seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
+            return 1
+        window = max(MIN_WINDOW_SECONDS, seconds / STREAM_WINDOWS)
+        return workers * max(1, round(window / (step_seconds * workers)))
+
+    def measure_windows(self):
+        """Time windows until find_stop_reason() has one; return it.
+
+        Windows of a pipeline have no gaps: each begins when the last one ended, because the workers work ahead.
+        """
+        reason = ""
+        self.next_look = ENOUGH_WINDOWS
+        began = last = self.clock()
+        while not reason:
+            seconds = timed(self.session, self.clock, self.steps)
+            now = self.clock()
+            self.add_window(now - last if self.is_stream else seconds)
+            last = now
+            reason = self.find_stop_reason(self.clock() - began)
+        return reason
+
+    def measure_slice(self, seconds):
+        """Time windows for so many seconds, after a step that is not timed: another process has worked before."""
+        timed(self.session, self.clock, 1)
+        begun = len(self.windows)
+        while sum(self.windows[begun:]) < seconds:
+            self.add_window(timed(self.session, self.clock, self.steps))
+        self.slices.append(self.items_per_step * self.steps / statistics.median(self.windows[begun:]))
+        return "slices"
+
+    def add_window(self, seconds):
+        """Keep the seconds of a window."""
+        self.windows.append(seconds)
+        if self.watch:
+            self.watch.look(self.items_per_step * self.steps * len(self.windows))
+        if self.on_window and not self.is_stream and len(self.windows).bit_count() == 1:
+            self.on_window(self.items_per_step * self.steps / statistics.median(self.windows))
+
+    def find_stop_reason(self, elapsed):
+        """Return why no other window follows, or "".
+
+        It is `sustain` at the end of a sustained run, `num_images` after the given number of items, otherwise
+        `target_ci` if the interval is narrow enough, `max_seconds` if the time is over.
+        """
+        if self.sustain:
+            return "sustain" if elapsed >= self.sustain else ""
+        if self.num_items is not None:
+            return "num_images" if len(self.windows) * self.steps * self.items_per_step >= self.num_items else ""
+        max_seconds = self.max_seconds
+        if self.is_stream:
+            max_seconds = max(STREAM_SHARE * max_seconds, self.least_seconds)
+        # Looking at the interval after every window would cost time between them and invite a lucky stop: look every
+        # 10 %.
+        if len(self.windows) >= self.next_look and not self.is_stream:
+            self.next_look = math.ceil(self.next_look * 1.1)
+            low, high = interval(self.windows)
+            is_narrow = 50 * (high - low) / statistics.median(self.windows) <= TARGET_CI  # half of it, in percent
+            if is_narrow and sum(self.windows) >= max(MIN_MEASURED_SECONDS, self.least_seconds):
+                return "target_ci"
+        is_late = elapsed >= max_seconds and len(self.windows) >= LEAST_WINDOWS
+        is_too_late = elapsed >= 3 * max_seconds  # even with a single window
+        return "max_seconds" if is_late or is_too_late else ""
+
+    def finish(self, counters, reason):
+        """Return the cells of the windows, after check_counters().
+
+        The throughput of pipelines, of NUM_IMAGES and of SUSTAIN is that of all seconds, else the median window's. If
+        there is no interval, both of its ends are None.
+        """
+        windows, steps = self.windows, self.steps
+        flags, readings = check_counters(self, counters, steps * len(windows) + len(self.slices), reason)
+        items_in_window, seconds = self.items_per_step * steps, sum(windows)
+        items = items_in_window * len(windows)
+        step_seconds = statistics.median(windows) / steps
+        throughput = self.items_per_step / step_seconds
+        if self.is_stream or self.num_items is not None or self.sustain:
+            throughput = items / seconds
+        low, high = interval(windows)
+        is_part = self.session.prepare and reason != "interrupted"  # Ctrl-C leaves no result to read
+        barrier = idle_barrier_seconds(self.session, self.clock) if is_part else 0
+        # A queue that was full or empty at the start may still show in the total.
+        is_short = self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps
+        is_uneven = len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput
+        flags += ["barrier_shows"] if barrier > MAX_PART_BARRIER_SHARE * step_seconds else []
+        flags += ["short"] if is_short else []
+        flags += ["drift"] if has_drift(windows) else []
+        flags += ["uneven"] if is_uneven else []
+        flags += ["launch_bound"] if self.submit_seconds > LAUNCH_BOUND * step_seconds else []
+        return readings | {
+            "status": "interrupted" if reason == "interrupted" else "ok",
+            "throughput": throughput,
+            # A mean over all seconds may lie outside the median's interval, which is widened to contain it.
+            "throughput_low": min(throughput, items_in_window / high) if high else None,
+            "throughput_high": max(throughput, items_in_window / low) if low else None,
+            "step_seconds_median": step_seconds,
+            "step_seconds_p95": p95(windows) if steps == 1 else None,
+            "windows": len(windows),
+            "steps_per_window": steps,
+            "items": items,
+            "seconds": seconds,
+            "first_step_seconds": self.first_step_seconds,
+            "warmup_seconds": self.warmup_seconds,
+            "stop_reason": reason,
+            "flags": " ".join(dict.fromkeys(flags)),
+            "rates": " ".join(f"{rate:.6g}" for rate in self.slices or self.list_rates()),
+        }
+
+    def list_rates(self):
+        """Return at most 100 rates: of each window, or of equal groups of neighbours; if sustained of 10 s each."""
+        most = MOST_RATES
+        if self.sustain:
+            most = max(1, min(MOST_RATES, round(sum(self.windows) / SUSTAINED_SECONDS)))
+        size = math.ceil(len(self.windows) / most)
+        groups = [self.windows[start : start + size] for start in range(0, len(self.windows), size)]
+        return [self.items_per_step * self.steps * len(group) / sum(group) for group in groups]
+
+    def measure_epoch(self, order):
+        """Return (seconds, flags) of one pass over the training data in this order of items."""
+        with collection_disabled():
+            counters = start_counters(self)
+            start = self.clock()
+            steps = self.session.train_epoch(order)
+            self.session.synchronize()
+            self.session.read()
+            seconds = self.clock() - start
+            flags, _ = check_counters(self, counters, steps, "epoch")
+        return seconds, flags
+
+
+def is_steady(paces):
+    """Return whether five blocks differ from five before by under 2 %, or two long steps by 5 %."""
+    if paces and paces[-1] > LONG_STEP_SECONDS:
+        return len(paces) >= 2 and abs(paces[-1] / paces[-2] - 1) < 0.05
+    if len(paces) < 10:
+        return False
+    return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
+
+
+def interval(windows):
+    """Return (low, high): the 95 % interval of the median for 20 windows or more, the whole range for fewer."""
+    if len(windows) >= ENOUGH_WINDOWS:
+        return median_interval(windows)
+    return (min(windows), max(windows)) if len(windows) > 1 else (None, None)
