@@ -21,7 +21,7 @@ from bench.host import environment, meters, ranks
 from bench.processes import BEGUN
 from bench.records import report, results
 from bench.records.columns import COLUMNS, WORK
-from bench.records.combine import combine, compare_runs, convert
+from bench.records.combine import combine, compare_runs, read_stored
 from bench.records.rows import complete_row
 from bench.settings import (
     COMPARED,
@@ -113,7 +113,7 @@ def measure_command(command, make_workload, describe_rows):
 
         # Print
         for found in map(combine, filter(None, rows_of.values())):
-            print(describe_rows(found, read_stored(folder, found)))
+            print(describe_rows(found, read_stored(folder)))
             measured += found if status != processes.MISTAKE else []  # else it was not stored
         for run in group[1:]:
             if comparison := compare_runs(rows_of[run], rows_of[group[0]], [name.lower() for name in run.choices]):
@@ -154,7 +154,7 @@ def measure_as_rank(command, make_workload, measure_work, describe_rows):
         with processes.interrupts_held():
             store(settings.results_dir, rows)
         found = combine(rows)
-        print(describe_rows(found, read_stored(settings.results_dir, found)))
+        print(describe_rows(found, read_stored(settings.results_dir)))
         print(f"added to {results.display_path(results.path_of(settings.results_dir, rows[0]))}", flush=True)
     return status
 
@@ -188,14 +188,6 @@ def store(folder, rows):
             print(results.to_text([], some), end="", flush=True)
             kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
             raise results.ResultsError(f"{error}; {kept}") from None
-
-
-def read_stored(folder, rows):
-    """Return the results in the file of these rows; [] if it cannot be read."""
-    try:
-        return combine(map(convert, results.read(results.path_of(folder, rows[0]))))
-    except (results.ResultsError, OSError):
-        return []
 
 
 def plan_runs(runs, make_workload):

@@ -115,7 +115,7 @@ def print_comparisons(*_):
 
 
 COMMANDS = {
-    "image": lambda *_: print(report.describe_run(rows.IMAGE, [])),
+    "image": lambda *_: print(report.describe_run(rows.IMAGE, rows.ELSEWHERE)),
     "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
     "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, [])),

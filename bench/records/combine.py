@@ -8,6 +8,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
+from bench.records import results
 from bench.records.columns import COLUMNS, DISTURBING, MEASURED, WORK, disturbing_flags
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
@@ -21,6 +22,11 @@ NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
 def convert(row):
     """Return a row of results.read() with numbers instead of their text; an unknown one is None."""
     return row | {name: float(row[name]) if row[name] else None for name in NUMBERS}
+
+
+def read_stored(folder):
+    """Return the results of all files of a folder and the published ones, without what cannot be read."""
+    return combine(map(convert, results.read_files(results.list_files(folder), warn=lambda line: None)))
 
 
 def combine(rows):

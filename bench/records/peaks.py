@@ -16,6 +16,7 @@ WINOGRAD = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
+COMPUTER = ("machine", "cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores")  # a machine may be several
 
 
 @functools.cache
@@ -45,21 +46,39 @@ def is_implausible(row):
 def limits_of_gpus(row):
     """Return the most TFLOP/s and GB/s that a row's GPUs can reach together.
 
-    A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
-    that was measured as TF32 has TF32's. Winograd's convolutions may be faster, but tensor cores compute none.
+    A GPU that is not in the file has the limits of the fastest one. Winograd's convolutions may be faster, but tensor
+    cores compute none.
     """
-    is_float32 = row["precision"] == "float32"
-    is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
 
-    def limit(name, rated=None):
+    def limit(name):
         fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
-        return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
+        return rated_peak(row, name) or fastest
 
-    tflops = limit("tf32" if is_tf32 else unmixed(row["precision"] or ""))
-    if row.get("workload") in CONVOLUTIONS and (is_float32 or row["device"] == "mps"):
+    tflops = limit(rated_precision(row))
+    if row.get("workload") in CONVOLUTIONS and (row["precision"] == "float32" or row["device"] == "mps"):
         tflops *= WINOGRAD
     devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
-    return devices * tflops, devices * limit("bandwidth", row.get("rated_bandwidth"))
+    return devices * tflops, devices * limit("bandwidth")
+
+
+def rated_precision(row):
+    """Return the precision that a row's GPU is rated in: float32 that was measured as TF32 is TF32."""
+    precision = unmixed(row["precision"] or "")
+    return "tf32" if precision == "float32" and "tf32" in str(row.get("measured_precision")) else precision
+
+
+def rated_peak(row, name):
+    """Return the rated TFLOP/s of a row's GPU in a precision, or its "bandwidth"; None if it is unknown."""
+    rated = chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name))
+    return rated or (row.get("rated_bandwidth") if name == "bandwidth" else None)
+
+
+def rated_peaks(row):
+    """Return what a row's GPU is rated at, as measured_peaks() returns what it reached; {} for a CPU."""
+    if row["device"] == "cpu":
+        return {}
+    names = {unmixed(row["precision"]): rated_precision(row), "bandwidth": "bandwidth"}
+    return {(*chip_of(row), name): rated_peak(row, rated) for name, rated in names.items()}
 
 
 def chip_of(row):
@@ -76,7 +95,7 @@ def measured_peaks(rows):
     reached = {}
     for row in rows:
         is_copy = row["workload"] == "bandwidth"
-        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok"
+        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and not row["source"]
         if is_peak and UNFIT.isdisjoint(row["flags"].split()):
             name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
             key = (*chip_of(row), name)
@@ -84,16 +103,16 @@ def measured_peaks(rows):
     return reached
 
 
-def fraction_of(reached, row, quantity):
-    """Return a row's "tflops" or "bandwidth" over the best that its chip reached; None if either is unknown.
+def fraction_of(known, row, quantity):
+    """Return a row's "tflops" or "bandwidth" over the peak of its chip; None if either is unknown.
 
     It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
 
     The rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
 
     Args:
-        reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
+        known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"])))
+    peak = known.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"])))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import processes
-from bench.records import peaks
+from bench.records import elsewhere, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
 from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
@@ -88,14 +88,16 @@ def describe_run(rows, stored):
 
     Args:
         rows: results, as combine() returns them.
-        stored: the results in the machine's file.
+        stored: the results of all machines, as read_stored() returns them.
     """
     first = rows[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
     where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    peaks_here = peaks.measured_peaks(stored)
-    lines += [describe_result(row, peaks_here) for row in rows]
+    peaks_here = peaks.measured_peaks(other for other in stored if peaks.chip_of(other) == peaks.chip_of(first))
+    for row in rows:
+        others = elsewhere.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
+        lines.append(describe_result(row, peaks_here, others))
     notes = []
     if not peaks_here and any(row.get("tflops") for row in rows):
         notes.append("run `make tflops` to compare this with the machine's peak")
@@ -143,11 +145,12 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached):
+def describe_result(row, reached, others=""):
     """Describe one row in lines: its result, its interval, its details and its warnings.
 
     Args:
         reached: what `make tflops` measured on this machine, from peaks.measured_peaks().
+        others: results of other machines, from describe_elsewhere().
     """
     lines = []
     if row.get("epoch"):
@@ -158,7 +161,7 @@ def describe_result(row, reached):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
-        lines += filter(None, [describe_details(row, reached), describe_sustained(row)])
+        lines += filter(None, [describe_details(row, reached), describe_sustained(row), others])
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
@@ -201,15 +204,22 @@ def describe_details(row, reached):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        fraction = peaks.fraction_of(reached, row, "tflops")
-        share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
+        share = describe_share(row, "tflops", "peak", reached)
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
     if row.get("bandwidth"):
-        fraction = peaks.fraction_of(reached, row, "bandwidth")
-        share = f" ({100 * fraction:.3g} % of this machine's measured bandwidth)" if fraction else ""
+        share = describe_share(row, "bandwidth", "bandwidth", reached)
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
+
+
+def describe_share(row, quantity, name, reached):
+    """Describe which shares a rate is of what its chip reached, and of what it is rated at; "" if neither is known."""
+    shares = []
+    for known, whose in ((reached, "this machine's measured"), (peaks.rated_peaks(row), "the rated")):
+        if fraction := peaks.fraction_of(known, row, quantity):
+            shares.append(f"{100 * fraction:.3g} % of {whose} {name}")
+    return f" ({', '.join(shares)})" if shares else ""
 
 
 def describe_physics(row):

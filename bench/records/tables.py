@@ -9,7 +9,6 @@ from bench.records.verdict import IN_TFLOPS
 
 WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
 RATE = ["value", "low", "high"]
-COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 MAY_BE_ZERO = [columns.COLUMNS[name].holds == "number" for name in NUMBERS]
 ENOUGH = 3  # processes; a result of fewer is a quick check
 
@@ -23,13 +22,7 @@ def read_rows(paths, warn):
     fast as another one they are. A file that is foreign or newer is left out, and so is a row that cannot be read:
     warn() gets a line.
     """
-    rows = []
-    for path in paths:
-        try:
-            rows += map(convert, results.read(path, warn))
-        except (results.ResultsError, OSError) as error:
-            warn(f"left out: {error}")
-    frame = to_frame(rows)
+    frame = to_frame(list(map(convert, results.read_files(paths, warn))))
     of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = frame["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
     return frame.assign(shown=names.where(frame["published"] | (of_machines == 1), frame["machine"]))
@@ -99,7 +92,7 @@ def latest(rows):
     several |= cards.transform("nunique") > 1
     several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
-    computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
+    computers = done[~done["published"]].drop_duplicates([*peaks.COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(

@@ -4,7 +4,8 @@ import pytest
 
 import compare_results
 from bench import processes
-from bench.plots import frames, table
+from bench.plots import table
+from bench.records import results
 from bench.records.columns import COLUMNS
 from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
 
@@ -61,11 +62,34 @@ def test_runs_of_one_group_are_compared_by_their_pairs_of_which_a_verdict_needs_
 
 
 def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(frames, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(results, "PUBLISHED", tmp_path)
     write(tmp_path, [rate(50) | GPU | {"device_name": "Other", "machine": "other", "source": "https://x"}], "published")
     write(tmp_path, [FIVE | GPU | rate(100), FIVE | rate(9)], "a")  # the CPU's is the newer one
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "Other"})
-    assert "100 here, 50 there" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert " 0.500 " in out
+    assert "https://x" in out
+    assert out.count("only in") == 1  # what the CPU did
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [
+        (FIVE, rate(94), 4),
+        (FIVE, rate(96, 0.001), 0),
+        (FIVE, rate(94, 0.2), 0),
+        (FIVE | {"processes": 3}, rate(94), 0),
+        (FIVE, rate(94) | {"flags": "contended"}, 0),
+        (FIVE, rate(94) | {"num_threads": "1"}, 0),
+        (FIVE, rate(94) | {"cpu_id": "another"}, 0),
+        (FIVE, rate(200), 0),
+    ],
+)
+def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, before, after, status):
+    write(tmp_path, [before | rate(100), FIVE | {"phase": "inference"}], "before")
+    write(tmp_path, [FIVE | after, FIVE | {"phase": "inference"}], "after")
+    assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"}) == status
+    assert ("exit status" in capsys.readouterr().out) == bool(status)
 
 
 @pytest.mark.parametrize(("setup", "verdict"), [("2", "slower"), ("1", "other setup")])
