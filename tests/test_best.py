@@ -13,7 +13,7 @@ import best_settings
 from bench import parent, processes
 from bench.frameworks import Device
 from bench.records import results
-from bench.records.combine import combine, compare_groups, convert
+from bench.records.combine import combine, convert
 from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
 from tests.rows import rate
@@ -119,8 +119,10 @@ def test_all_rounds_are_stored_and_show_the_answers_path(search):
     assert len(rows) == len(asked)
     typed = list(map(convert, rows))
     results_of = {row["run_id"]: row for row in combine(typed)}
-    bases = dict.fromkeys(base["run_id"] for _, base, _ in compare_groups(typed).values())
-    path = [results_of[run_id] for run_id in bases]
+    bases = {}  # {group and process: the first run of that round}
+    for row in typed:
+        bases.setdefault((row["group"], row["process"]), row["run_id"])
+    path = [results_of[run_id] for run_id in dict.fromkeys(bases.values())]
     assert [row["throughput"] for row in path] == pytest.approx([10, 30, 45, 54])
     assert [len(row["process_rates"].split()) for row in path] == [3 + 5, 3 + 3, 3 + 3, 3 + 1 + 5]
     assert len({row["group"].removesuffix("-final") for row in rows}) == 1

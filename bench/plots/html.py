@@ -66,7 +66,6 @@ def collect(lines):
             ", ".join(filter(None, [kind, likeness.describe_how(row), row["setup"]]))
             for kind, row in zip(kinds, rows, strict=True)
         ],
-        note=["; ".join(filter(None, [row["compared"], row["note"]])) for row in rows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_setup(row) for row in rows],

@@ -154,29 +154,3 @@ def read_rates(row):
 def is_main(row):
     """Return whether a row of a group is a rate of the scope device; the first such row of a process is compared."""
     return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"
-
-
-def compare_groups(rows):
-    """Return {run_id: (row, row of its base, Comparison)} of the runs in groups that have another run as base.
-
-    The base is the first row of a round. A round whose base failed compares nothing.
-
-    Args:
-        rows: in the order of their file.
-    """
-    groups = defaultdict(lambda: defaultdict(list))  # {group: {number of a round: its rows}}
-    for row in rows:
-        if row["group"] and row["process"] and row["scope"] == "device":
-            groups[row["group"]][row["process"]].append(row)
-    found = {}
-    for rounds in groups.values():
-        first = {}  # {run_id: (row, row of its base)}
-        runs = defaultdict(list)
-        for base, *others in filter(lambda of_round: is_main(of_round[0]), rounds.values()):
-            runs[base["run_id"]].append(base)
-            for row in filter(is_main, others):
-                first.setdefault(row["run_id"], (row, base))
-                runs[row["run_id"]].append(row)
-        for run_id, (row, base) in first.items():
-            found.setdefault(run_id, (row, base, compare_runs(runs[run_id], runs[base["run_id"]])))
-    return found

@@ -2,12 +2,13 @@
 
 import csv
 import functools
-import math
+from collections import defaultdict
 from pathlib import Path
 
 from bench.records.columns import DISTURBING
 from bench.settings import unmixed
 
+FASTEST = "fastest"
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 # A row's FLOPs are those of the direct convolution. Winograd's needs fewer multiplications: 16 for 36 in F(2x2, 3x3)
@@ -21,64 +22,50 @@ COMPUTER = ("machine", "cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_core
 
 @functools.cache
 def chip_peaks():
-    """Return {(device, GPU cores, precision): TFLOP/s, (device, GPU cores, "bandwidth"): GB/s}.
+    """Return {(device, GPU cores): {precision: TFLOP/s, "bandwidth": GB/s}}, and of FASTEST the highest of each.
 
     A device is named as its driver reports it. Apple sells one name with several numbers of GPU cores; others have "".
     """
-    known_peaks = {}
+    known = defaultdict(dict)
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            texts = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
-            chip = row["driver_name"] or row["device"], row["gpu_cores"]
-            known_peaks |= {(*chip, name): float(text) for name, text in texts.items() if text}
-    return known_peaks
+            rates = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
+            rates = {name: float(text) for name, text in rates.items() if text}
+            known[row["driver_name"] or row["device"], row["gpu_cores"]] |= rates
+            known[FASTEST] |= {name: max(rate, known[FASTEST].get(name, 0)) for name, rate in rates.items()}
+    return known
+
+
+def rated_peaks(row, otherwise=None):
+    """Return what a row's GPU is rated at, as measured_peaks() returns what it reached; {} for a CPU.
+
+    float32 that was measured as TF32 has TF32's rate. A card that is not in the file has the bandwidth of its driver.
+
+    Args:
+        otherwise: the key in chip_peaks() of the rates of a GPU whose own ones are unknown.
+    """
+    if row["device"] == "cpu":
+        return {}
+    chip = row["device_name"], str(row["gpu_cores"] or "")
+    of_driver = {"bandwidth": row["rated_bandwidth"]} if row.get("rated_bandwidth") else {}
+    rates = chip_peaks().get(otherwise, {}) | of_driver | chip_peaks().get(chip, {})
+    precision = unmixed(row["precision"] or "")
+    is_tf32 = precision == "float32" and "tf32" in str(row.get("measured_precision"))
+    names = {precision: "tf32" if is_tf32 else precision, "bandwidth": "bandwidth"}
+    return {(*chip_of(row), name): rates.get(rated) for name, rated in names.items()}
 
 
 def is_implausible(row):
-    """Return whether a row, a dict of numbers, is faster than its GPUs can be; nobody knows that of a CPU."""
-    if row["device"] == "cpu":
-        return False
-    tflops, bandwidth = limits_of_gpus(row)
-    moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
-    return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
+    """Return whether a row, a dict of numbers, is faster than its GPUs can be; nobody knows that of a CPU.
 
-
-def limits_of_gpus(row):
-    """Return the most TFLOP/s and GB/s that a row's GPUs can reach together.
-
-    A GPU that is not in the file has the limits of the fastest one. Winograd's convolutions may be faster, but tensor
+    A GPU that is not in the file can be as fast as the fastest one. Winograd's convolutions may be faster, but tensor
     cores compute none.
     """
-
-    def limit(name):
-        fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
-        return rated_peak(row, name) or fastest
-
-    tflops = limit(rated_precision(row))
-    if row.get("workload") in CONVOLUTIONS and (row["precision"] == "float32" or row["device"] == "mps"):
-        tflops *= WINOGRAD
-    devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
-    return devices * tflops, devices * limit("bandwidth")
-
-
-def rated_precision(row):
-    """Return the precision that a row's GPU is rated in: float32 that was measured as TF32 is TF32."""
-    precision = unmixed(row["precision"] or "")
-    return "tf32" if precision == "float32" and "tf32" in str(row.get("measured_precision")) else precision
-
-
-def rated_peak(row, name):
-    """Return the rated TFLOP/s of a row's GPU in a precision, or its "bandwidth"; None if it is unknown."""
-    rated = chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name))
-    return rated or (row.get("rated_bandwidth") if name == "bandwidth" else None)
-
-
-def rated_peaks(row):
-    """Return what a row's GPU is rated at, as measured_peaks() returns what it reached; {} for a CPU."""
-    if row["device"] == "cpu":
-        return {}
-    names = {unmixed(row["precision"]): rated_precision(row), "bandwidth": "bandwidth"}
-    return {(*chip_of(row), name): rated_peak(row, rated) for name, rated in names.items()}
+    rated = rated_peaks(row, FASTEST)
+    may_be_winograd = row.get("workload") in CONVOLUTIONS and (row["precision"] == "float32" or row["device"] == "mps")
+    moved = row | {"bandwidth": row.get("throughput")} if row.get("workload") == "bandwidth" else row
+    tflops, bandwidth = fraction_of(rated, row, "tflops") or 0, fraction_of(rated, moved, "bandwidth") or 0
+    return tflops > IMPLAUSIBLE * (WINOGRAD if may_be_winograd else 1) or bandwidth > IMPLAUSIBLE
 
 
 def chip_of(row):

@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from bench.records import columns, peaks, report, results
+from bench.records import columns, peaks, results
 from bench.records.columns import disturbing_flags
-from bench.records.combine import NUMBERS, combine, compare_groups, convert, count_processes
+from bench.records.combine import NUMBERS, combine, convert, count_processes
 from bench.records.verdict import IN_TFLOPS
 
 WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
@@ -18,9 +18,8 @@ def read_rows(paths, warn):
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
     `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, and `shown`, the name
-    of the device, or of the machine if several have this device. Of runs in groups `compared` says how many times as
-    fast as another one they are. A file that is foreign or newer is left out, and so is a row that cannot be read:
-    warn() gets a line.
+    of the device, or of the machine if several have this device. A file that is foreign or newer is left out, and so is
+    a row that cannot be read: warn() gets a line.
     """
     frame = to_frame(list(map(convert, results.read_files(paths, warn))))
     of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
@@ -36,22 +35,13 @@ def to_frame(rows):
     blanks = {name: column.blank for name, column in columns.COLUMNS.items() if name not in NUMBERS}
     text = {name: [row[name] or blank for row in found] for name, blank in blanks.items()}
     frame = pd.DataFrame(text, dtype=str).join(numbers)
-    compared = compare_groups(rows)
     return frame.assign(
         kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
         published=frame["source"] != "",
         disturbed=[bool(disturbing_flags(row)) for row in found],
         processes=[max(1, count_processes(row)) for row in found],
         bottleneck=[row["bottleneck"] for row in found],
-        compared=[describe_factor(*compared[name]) if name in compared else "" for name in frame["run_id"]],
     )
-
-
-def describe_factor(row, base, comparison):
-    """Describe how a run of a group compares with its base: "1.24 times as fast as float32 (1.22 to 1.27, 5 pairs)"."""
-    ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
-    other = columns.describe_change(row, base) or base["device_name"]
-    return f"{ratio} times as fast as {other} ({low} to {high}, {report.describe_pairs(comparison)})"
 
 
 def choose_rows(rows):

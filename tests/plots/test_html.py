@@ -136,7 +136,7 @@ def test_each_chart_has_one_work(folder):
         shutil.copy(path, folder)
     write(folder, draw_rows(200), "random")
     lines = read(folder)
-    lines = lines.assign(note=lines.index.astype(str), compared="")  # the note tells which row a bar is of
+    lines = lines.assign(note=lines.index.astype(str))  # the note tells which row a bar is of
     addresses = "[{}, {q: 'rtx 3090'}, {workload: 'llm'}, {framework: 'torch', phase: 'training'}, ...works]"
     works = "const all = readLines(data), works = unique(all, 'work').map((work) => ({work}));"
     notes = "barsOf(choose(all, address)).map((bar) => bar.note)"

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.records import results
-from bench.records.combine import combine, compare_groups, compare_runs, convert
+from bench.records.combine import combine, compare_runs, convert
 from tests import rows as stored
 from tests.rows import ROW, processes_of
 
@@ -96,15 +96,6 @@ def test_stored_rows_give_the_same_result_also_with_some_that_were_just_measured
     assert (again["throughput"], again["process_rates"]) == (pytest.approx(found["throughput"]), found["process_rates"])
 
 
-def test_a_round_whose_base_has_no_result_compares_nothing():
-    def of(run, process, **cells):
-        return row(10.0) | {"group": "best-1", "run_id": run, "process": process} | cells
-
-    rows = [of("base", 1), of("change", 1), of("base", 2, status="crashed", throughput=None), of("change", 2)]
-    ((run_id, (_, base, comparison)),) = compare_groups([*rows, of("change", 3)]).items()
-    assert (run_id, base["run_id"], comparison.pairs) == ("change", "base", 1)
-
-
 # Comparisons
 
 
@@ -144,13 +135,3 @@ def test_runs_that_were_not_measured_together_have_no_pairs():
     ours, bases = process(1, 2.0), process(1, 1.0)
     assert compare_runs(ours, [each | {"group": "other"} for each in bases]) is None
     assert compare_runs([each | {"group": ""} for each in ours], [each | {"group": ""} for each in bases]) is None
-
-
-def test_the_printed_ratio_can_be_computed_from_the_stored_text(tmp_path):
-    measured = [each for rows_of in (*stored.ROUNDS, *stored.FINAL) for rows in rows_of.values() for each in rows]
-    path = stored.write(tmp_path, measured)
-    rows = list(map(convert, stored.results.read(path, pytest.fail)))
-    again, before = (compare_groups(some) for some in (rows, measured))
-    assert again.keys() == before.keys()
-    for run_id, (_, base, comparison) in again.items():
-        assert (base["run_id"], comparison) == (before[run_id][1]["run_id"], before[run_id][2])
