@@ -7,8 +7,7 @@
 
 Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
 does not show how much processes differ; nor has one of the same machine with another setup. The verdict is "cannot
-tell" if the intervals overlap, or if other programs or swapping disturbed a result. Runs that were compared with each
-other when they were measured, as with USE_GPU=0,1, are compared by their pairs, of which a verdict needs five.
+tell" if the intervals overlap, or if other programs or swapping disturbed a result.
 
 The exit status is 4 if the same chip does a work more than 5 % slower in B, by the medians of at least five processes
 on each side. If both are equally fast, this happens in up to 1.5 % of the comparisons.
@@ -26,7 +25,7 @@ from bench import processes
 from bench.plots import table
 from bench.records import columns, elsewhere, peaks, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.combine import compare_runs, convert, read_stored
+from bench.records.combine import convert, read_stored
 from bench.records.likeness import describe_how, work_of
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings, slug
@@ -53,7 +52,7 @@ def find_file(name, folder):
 
 
 def read_side(side, environ, folder):
-    """Read the file or the published results that A or B names; returns (lines of tables.latest(), rows)."""
+    """Read the file or the published results that A or B names; returns lines of tables.latest()."""
     name = environ.get(side, "").strip()
     path = find_file(name, folder)
     if path:
@@ -69,7 +68,7 @@ def read_side(side, environ, folder):
     lines = lines if path else lines.sort_values("value")
     if lines.empty:
         raise SettingError(f"{side}={name!r} has no results to compare: name another file")
-    return lines.to_dict("records"), rows
+    return lines.to_dict("records")
 
 
 def find_published(side, typed, folder):
@@ -117,43 +116,23 @@ def is_same_setup(a, b):
     return all(a[name] == b[name] for name in columns.SETUP)
 
 
-def compare(a, b, rows_a, rows_b):
-    """Compare two lines of the same work: {a, b, processes, is_paired, ratio, verdict, notes}.
-
-    Args:
-        rows_a, rows_b: those of each file, for runs that were compared when they were measured.
-    """
-    few, many = sorted(line["processes"] for line in (a, b))
+def compare(a, b):
+    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}."""
+    few = min(a["processes"], b["processes"])
     # The value of an operator is TFLOP/s.
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
     ratio = ratio if few > 1 else Rate(ratio.throughput)
-    verdict = verdict_of(ratio) if few > 1 else ""
-    is_paired = False
-    if a["group"] and a["group"] == b["group"]:
-        runs = ([row for row in rows if row["run_id"] == line["run_id"]] for rows, line in ((rows_b, b), (rows_a, a)))
-        if comparison := compare_runs(*runs):
-            few = many = comparison.pairs
-            is_paired = True
-            ratio = comparison.ratio
-            verdict = verdict_of(ratio) if few >= ENOUGH_PAIRS else "cannot tell" if few > 1 else ""
-    if peaks.chip_of(a) == peaks.chip_of(b) and not is_same_setup(a, b):
-        verdict = "other setup"
-    if a["framework"] != b["framework"]:
-        verdict = "other framework"
-    if is_published(a, b):
-        verdict = "published"
-    notes = [f"{side}: {line['flags']}" for side, line in (("A", a), ("B", b)) if line["flags"]]
     if disturbing_flags(a) or disturbing_flags(b):
         verdict = "cannot tell"
-    return {
-        "a": a,
-        "b": b,
-        "processes": (few, many),
-        "is_paired": is_paired,
-        "ratio": ratio,
-        "verdict": verdict,
-        "notes": notes,
-    }
+    elif is_published(a, b):
+        verdict = "published"
+    elif a["framework"] != b["framework"]:
+        verdict = "other framework"
+    elif peaks.chip_of(a) == peaks.chip_of(b) and not is_same_setup(a, b):
+        verdict = "other setup"
+    else:
+        verdict = verdict_of(ratio) if few > 1 else ""
+    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict}
 
 
 def describe_pair(line, *others):
@@ -174,7 +153,8 @@ def describe_ratio(line):
     ratio = line["ratio"]
     interval = f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}" if ratio.low > 0 else ""
     rates = [format_number(line[side]["value"]) for side in "ab"]
-    unit = " ".join([line["b"]["per"], *(f"[{note}]" for note in line["notes"])])
+    notes = [f"[{side.upper()}: {line[side]['flags']}]" for side in "ab" if line[side]["flags"]]
+    unit = " ".join([line["b"]["per"], *notes])
     figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
     texts = [report.wrap(describe_pair(line["b"], line["a"]), "  "), figures]
     sides = [f"{side.upper()}: {describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
@@ -182,22 +162,20 @@ def describe_ratio(line):
 
 
 def describe_medians(lines):
-    """Describe the median ratio of all lines and by workload, without those that the host limits on either side."""
-    bound = [line for line in lines if any("launch_bound" in line[side]["flags"] for side in "ab")]
+    """Describe the median ratio of all lines and by workload."""
     by_workload = {}
-    for line in (line for line in lines if line not in bound):
+    for line in lines:
         by_workload.setdefault(line["b"]["workload"], []).append(line["ratio"].throughput)
     medians = {name: format_ratio(statistics.median(ratios)) for name, ratios in by_workload.items()}
     every = [ratio for ratios in by_workload.values() for ratio in ratios]
     words = [f"median ratio {format_ratio(statistics.median(every))}"] if every else []
     words += [", ".join(f"{name} {ratio}" for name, ratio in medians.items())] if len(medians) > 1 else []
-    words += [f"{len(bound)} launch-bound are not in it"] if bound else []
     return "; ".join(words)
 
 
 def is_slower(line):
     """Return whether the same chip is so much slower in B, by enough processes of each, that it is hardly chance."""
-    is_clear = line["verdict"] == "slower" and line["processes"][0] >= ENOUGH_PAIRS
+    is_clear = line["verdict"] == "slower" and line["few"] >= ENOUGH_PAIRS
     is_same_chip = all(line["a"][name] == line["b"][name] for name in ("device", "device_name", "cpu_id"))
     return is_clear and is_same_chip and line["ratio"].throughput < ACCEPTED
 
@@ -205,7 +183,7 @@ def is_slower(line):
 def list_remarks(a, b, lines):
     """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
     remarks = []
-    few = [line["processes"] for line in lines if 1 < line["processes"][0] < ENOUGH_PAIRS and not line["is_paired"]]
+    few = [(line["a"]["processes"], line["b"]["processes"]) for line in lines if 1 < line["few"] < ENOUGH_PAIRS]
     if few:
         # If both are equally fast, all rates of one are above all of the other one in 2 of these orders.
         chance = max(2 / math.comb(sum(counts), counts[0]) for counts in few)
@@ -238,16 +216,14 @@ def main(environ=os.environ):
         nothing = f"there are no results of the standard set in {results.display_path(folder)}: run `make all`"
         print(table.describe_set(folder, warn) or nothing)
         return 0
-    (a, rows_a), (b, rows_b) = (read_side(side, environ, folder) for side in "AB")
-    if environ["A"].strip() == environ["B"].strip():
-        warn(f"A and B are both {environ['A'].strip()!r}: set B to another machine or file")
+    a, b = (read_side(side, environ, folder) for side in "AB")
     # Where a side has results of its CPU and of its GPU, each is compared with its like.
     has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))
     names = tables.WORK_AND_KIND if has_both else columns.WORK
     for side, last in (("A", a[-1]), ("B", b[-1])):
         words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
-    lines = [compare(line, other, rows_a, rows_b) for line, other in pair_lines(a, b, names)]
+    lines = [compare(line, other) for line, other in pair_lines(a, b, names)]
     lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
     remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), lines)
     if not lines:
