@@ -157,20 +157,18 @@ def describe_ratio(line):
     unit = " ".join([line["b"]["per"], *notes])
     figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
     texts = [report.wrap(describe_pair(line["b"], line["a"]), "  "), figures]
-    sides = [f"{side.upper()}: {describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
-    return "\n".join(texts + [report.wrap(f"    {'; '.join(sides)}", "    ")] * is_published(line["a"], line["b"]))
+    if is_published(line["a"], line["b"]):
+        sides = [f"{side.upper()}: {describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
+        texts.append(report.wrap(f"    {'; '.join(sides)}", "    "))
+    return "\n".join(texts)
 
 
 def describe_medians(lines):
-    """Describe the median ratio of all lines and by workload."""
-    by_workload = {}
+    """Describe the median ratio of all lines, and by workload."""
+    ratios = {"median ratio": [line["ratio"].throughput for line in lines]}
     for line in lines:
-        by_workload.setdefault(line["b"]["workload"], []).append(line["ratio"].throughput)
-    medians = {name: format_ratio(statistics.median(ratios)) for name, ratios in by_workload.items()}
-    every = [ratio for ratios in by_workload.values() for ratio in ratios]
-    words = [f"median ratio {format_ratio(statistics.median(every))}"] if every else []
-    words += [", ".join(f"{name} {ratio}" for name, ratio in medians.items())] if len(medians) > 1 else []
-    return "; ".join(words)
+        ratios.setdefault(line["b"]["workload"], []).append(line["ratio"].throughput)
+    return ", ".join(f"{name} {format_ratio(statistics.median(some))}" for name, some in ratios.items())
 
 
 def is_slower(line):

@@ -42,6 +42,8 @@ def rate_of(row):
 def describe_elsewhere(row, stored):
     """Describe the results of a row's work on other machines: the same chip first, then the fastest; "" without any.
 
+    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework.
+
     Args:
         row: a result that has just been measured.
         stored: all results that are known, as combine() returns them.
@@ -50,14 +52,16 @@ def describe_elsewhere(row, stored):
         return ""
     row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
     others = [other for other in stored if is_comparable(row, other)]
-    machines = {}  # {name: its first result}
-    for other in sorted(others, key=lambda other: (not is_same_chip(row, other), -rate_of(other))):
+    machines = {}  # {name: its result}
+    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -rate_of(other))):
         name = other["device_name"] if other["source"] else other["machine"]
         cpu = f" ({other['cpu_id']})" if name == row["machine"] else ""  # servers call several CPUs by one name
         machines.setdefault(f"{name}{cpu}", other)
+    nearest = sorted(machines, key=lambda name: (not is_same_chip(row, machines[name]), -rate_of(machines[name])))
     known = describe_how(row).split(", ")
     texts = []
-    for name, other in list(machines.items())[:MOST_SHOWN]:
+    for name in nearest[:MOST_SHOWN]:
+        other = machines[name]
         count = count_processes(other)
         made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]

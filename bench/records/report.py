@@ -265,22 +265,16 @@ def describe_scaling(rows):
 
 
 def describe_parts(rows):
-    """Describe the time of forward, backward and optimizer together next to that of the whole step; "" without these.
-
-    The range of the sum is the sum of the ranges.
-    """
+    """Describe the time of forward, backward and optimizer together next to that of a whole step; "" without these."""
     lines = []
     for work, by_phase in group_rows(rows, "phase", phase="training").items():
-        if all(by_phase.get(phase, {}).get("throughput_low") for phase in TRAINING):
+        if set(TRAINING) <= by_phase.keys():
             row = by_phase["training"]
             items = row["items"] / row["windows"] / row["steps_per_window"]  # of a step
-            whole, *parts = ([1e3 * items / rate for rate in Rate.of_row(by_phase[phase])] for phase in TRAINING)
-            both = [sum(ends) for ends in zip(*parts, strict=True)], whole  # the lowest rate takes the longest
-            texts = ["{} ms ({} to {})".format(*map(format_number, (middle, low, high))) for middle, high, low in both]
-            line = f"{work}: forward, backward and optimizer together take {texts[0]}, the whole step {texts[1]}"
-            if words_of(row, ["compile"]):
-                line += "; it is compiled as one function, so the sum need not be the step"
-            lines.append(wrap(line, "  "))
+            whole, *parts = (1e3 * items / by_phase[phase]["throughput"] for phase in TRAINING)
+            compiled = " (compiled as one graph, so they may differ)" if words_of(row, ["compile"]) else ""
+            times = f"the parts sum to {sum(parts):.4g} ms, the whole step takes {whole:.4g} ms{compiled}"
+            lines.append(wrap(f"{work}: {times}", "  "))
     return "\n".join(lines)
 
 
