@@ -100,6 +100,6 @@ def fraction_of(known, row, quantity):
     Args:
         known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    peak = known.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"])))
+    peak = known.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"] or "")))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

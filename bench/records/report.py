@@ -132,9 +132,7 @@ def describe_sweep(rows, _):
     flagged = [row for row in ok if row["flags"]]
     lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
     flags = {flag for row in flagged for flag in row["flags"].split()}
-    reached = {row["precision"]: row["tflops"] for row in ok if row["model"] == "matmul-peak"}
-    lines_of_peaks = [f"  measured peak, {name}: {tflops:.4g}e12 FLOP/s" for name, tflops in reached.items()]
-    return "\n".join(filter(None, [*lines, explain_flags(flags), *lines_of_peaks]))
+    return "\n".join(filter(None, [*lines, explain_flags(flags)]))
 
 
 def describe_rate(row):

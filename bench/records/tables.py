@@ -69,9 +69,8 @@ def latest(rows):
     """Select the result of each chip, work and setup that counts, and all published figures, whatever their status.
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
-    and its interval, `low` and `high`; `computers`, how many its machine's own rows are from; `setup`: in words, if a
-    chip has several for the same work, or cards of one name several power limits; `of_peak` and `of_bandwidth`, TFLOP/s
-    and GB/s over the best ones measured on its chip.
+    and its interval, `low` and `high`; `setup`: in words, if a chip has several for the same work, or cards of one name
+    several power limits; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
     lines = choose_rows(done)
@@ -82,7 +81,6 @@ def latest(rows):
     several |= cards.transform("nunique") > 1
     several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
-    computers = done[~done["published"]].drop_duplicates([*peaks.COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(
@@ -90,7 +88,6 @@ def latest(rows):
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        computers=lines["machine"].map(computers),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
     measured = lines[~published]
