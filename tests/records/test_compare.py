@@ -96,13 +96,6 @@ def test_another_framework_gets_no_verdict_and_counts_only_if_there_is_none_of_t
     assert [line[29:44].strip() for line in figures] == [verdict]
 
 
-@pytest.mark.parametrize(("count", "percent"), [(2, "33"), (3, "10"), (4, "2.9"), (5, "")])
-def test_verdicts_of_few_processes_say_how_often_they_are_wrong(tmp_path, capsys, count, percent):
-    write(tmp_path, [FIVE | {"processes": count}], "a")
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
-    assert [text.split()[-1] for text in capsys.readouterr().out.split(" %")[:-1]] == ([percent] if percent else [])
-
-
 @pytest.mark.parametrize(("columns", "count"), [("80", 3), ("100", 3), ("300", 1)])
 def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(tmp_path, monkeypatch, columns, count):
     monkeypatch.setenv("COLUMNS", columns)
