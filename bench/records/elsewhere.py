@@ -42,14 +42,16 @@ def rate_of(row):
 def describe_elsewhere(row, stored):
     """Describe the results of a row's work on other machines: the same chip first, then the fastest; "" without any.
 
-    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework.
+    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
+    is disturbed or implausible itself gets no ratios.
 
     Args:
         row: a result that has just been measured.
         stored: all results that are known, as combine() returns them.
     """
-    if row["status"] != "ok" or not peaks.UNFIT.isdisjoint(row["flags"].split()):
+    if row["status"] != "ok":
         return ""
+    is_sound = peaks.UNFIT.isdisjoint(row["flags"].split())
     row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
     others = [other for other in stored if is_comparable(row, other)]
     machines = {}  # {name: its result}
@@ -66,8 +68,8 @@ def describe_elsewhere(row, stored):
         made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]
         rate = f"{format_number(rate_of(other))} {row['unit']}"
-        ratio = row["throughput"] / rate_of(other)
-        texts.append(f"{name} {rate} ({', '.join([*how, made_by])}; yours is {ratio:.3g}x)")
+        ratio = f"; yours is {row['throughput'] / rate_of(other):.3g}x" if is_sound else ""
+        texts.append(f"{name} {rate} ({', '.join([*how, made_by])}{ratio})")
     return f"same work elsewhere: {', '.join(texts)}" if texts else ""
 
 

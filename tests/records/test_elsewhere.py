@@ -81,8 +81,9 @@ def test_what_is_of_other_work_or_doubtful_or_of_this_computer_is_left_out(tmp_p
     assert describe(tmp_path, {}) != ""
 
 
-def test_a_disturbed_result_is_compared_with_none(tmp_path):
-    assert describe(tmp_path, {}, flags="drift contended") == ""
+def test_a_disturbed_result_has_no_ratio(tmp_path):
+    assert "yours" in describe(tmp_path, {}, flags="drift")
+    assert "yours" not in describe(tmp_path, {}, flags="drift contended")
 
 
 @pytest.mark.parametrize(
