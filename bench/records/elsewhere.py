@@ -57,8 +57,9 @@ def describe_elsewhere(row, stored):
     machines = {}  # {name: its result}
     for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -rate_of(other))):
         name = other["device_name"] if other["source"] else other["machine"]
-        cpu = f" ({other['cpu_id']})" if name == row["machine"] else ""  # servers call several CPUs by one name
-        machines.setdefault(f"{name}{cpu}", other)
+        if name == row["machine"]:  # servers call several CPUs by one name
+            name += f" ({other['cpu_id'] or 'another computer'})"
+        machines.setdefault(name, other)
     nearest = sorted(machines, key=lambda name: (not is_same_chip(row, machines[name]), -rate_of(machines[name])))
     known = describe_how(row).split(", ")
     texts = []
@@ -76,7 +77,8 @@ def describe_elsewhere(row, stored):
 def is_comparable(row, other):
     """Return whether another result is sound, of the same work on the same kind of device, and of another computer."""
     is_sound = other["status"] == "ok" and peaks.UNFIT.isdisjoint(other["flags"].split())
-    if not is_sound or work_of(other) != work_of(row) or (other["device"] == "cpu") != (row["device"] == "cpu"):
+    is_same_kind = other["device"] and (other["device"] == "cpu") == (row["device"] == "cpu")
+    if not (is_sound and is_same_kind and work_of(other) == work_of(row)):
         return False
     is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
     return rate_of(other) > 0 and not is_here
