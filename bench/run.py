@@ -21,7 +21,7 @@ from bench.host import environment, meters, ranks
 from bench.process import BEGUN
 from bench.records import report, results
 from bench.records.columns import COLUMNS, WORK, describe_work
-from bench.records.combine import combine, compare_runs, convert
+from bench.records.combine import combine, compare_runs, read_stored
 from bench.records.rows import complete_row
 from bench.settings import (
     COMPARED,
@@ -101,7 +101,7 @@ def measure_command(command, make_workload, describe_rows):
             status = process.INTERRUPTED
 
         for found in map(combine, filter(None, rows_by_run.values())):
-            print(describe_rows(found, read_stored(folder, found)))
+            print(describe_rows(found, read_stored(folder)))
             measured += found if status != process.MISTAKE else []  # else it was not stored
         for run in group[1:]:
             chosen = [name.lower() for name in run.choices]
@@ -139,7 +139,7 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
         with process.deferred_interrupts():
             store(run.settings.results_dir, rows)
         found = combine(rows)
-        print(describe_rows(found, read_stored(run.settings.results_dir, found)))
+        print(describe_rows(found, read_stored(run.settings.results_dir)))
         print(f"added to {results.display_path(results.path_of(run.settings.results_dir, rows[0]))}", flush=True)
     return status
 
@@ -173,14 +173,6 @@ def store(folder, rows):
             print(results.to_text([], some), end="", flush=True)
             kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
             raise results.ResultsError(f"{error}; {kept}") from None
-
-
-def read_stored(folder, rows):
-    """Return the results in the file of these rows; [] if it cannot be read."""
-    try:
-        return combine(map(convert, results.read(results.path_of(folder, rows[0]))))
-    except (results.ResultsError, OSError):
-        return []
 
 
 def plan_runs(runs, make_workload):

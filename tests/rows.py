@@ -92,6 +92,10 @@ INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "f
 END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
 PIPELINES = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
 IMAGE = combine(PIPELINES)
+OTHER = ON_CPU | {"run_id": "other", "machine": "example-cpu-2", "framework": "jax"}
+CITED = ON_CPU | {"source": "https://example.org", "device_name": "Example Chip (CPU)", "memory_format": None}
+ELSEWHERE = [*repeat(measure(12.9, OTHER)), measure(67.7, CITED)]
+ELSEWHERE = combine([as_text(row) | {"throughput": row["throughput"]} for row in ELSEWHERE])
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
@@ -132,6 +136,7 @@ ON_LLM |= {"peak_memory_bytes": 0.51e9, "first_step_seconds": 0.0312}
 PREFILL = measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837})
 PREFILL = combine(repeat(PREFILL))
 DECODE = ON_LLM | {"phase": "decode", "new_tokens": 128, "depth": 512, "bytes_per_step": 2.9e8, "bandwidth": 101.5}
+DECODE |= {"rated_bandwidth": 4800.0}
 DECODE = combine(repeat(measure(350, DECODE, {"output_error": 0.0062})))
 
 FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")

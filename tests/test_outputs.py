@@ -135,7 +135,7 @@ def print_comparisons(*_):
 
 
 COMMANDS = {
-    "image": lambda *_: print(report.describe_run(rows.IMAGE, [])),
+    "image": lambda *_: print(report.describe_run(rows.IMAGE, rows.ELSEWHERE)),
     "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, [])),
     "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, [])),
@@ -176,7 +176,7 @@ def test_rows_of_two_devices_are_told_apart():
 
 def test_the_sum_of_the_parts_need_not_be_the_step_if_that_is_compiled():
     for change, is_compiled in (({}, False), ({"compile": "1"}, True)):
-        assert ("need not" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled
+        assert ("compiled as one" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled
 
 
 def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):

@@ -8,9 +8,8 @@ import pandas as pd
 
 from bench.records import columns, peaks, results, tables
 from bench.records.likeness import USUAL, class_of, class_of_model
-from bench.settings import DECLARED, ROOT, SettingError, is_used_in, parse_settings, unmixed
+from bench.settings import DECLARED, SettingError, is_used_in, parse_settings, unmixed
 
-PUBLISHED = ROOT / "results"  # the folder of the published figures, whatever RESULTS_DIR is
 WHO = ["published", "machine", "kind", "framework"]
 LEAST = 2  # works that a card needs
 # Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
@@ -28,8 +27,7 @@ class Stored:
 
 def load(folder, warn):
     """Read the CSV files of a folder and the published figures; warn() gets a line for each file that is left out."""
-    paths = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *results.list_files(folder))}
-    lines = tables.latest(tables.read_rows(paths.values(), warn))
+    lines = tables.latest(tables.read_rows(results.list_files(folder), warn))
     is_possible = ~lines["flags"].str.contains("implausible")
     return Stored(lines, lines[(lines["world_size"] == "1") & (lines["status"] == "ok") & is_possible])
 

@@ -43,7 +43,7 @@ VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": 
 TEXTS = [*SETTINGS, "machine", "shown", "per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
 MEASURES += [*tables.RATE, "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds", "clock_mhz"]
-MEASURES += ["processes", "computers"]
+MEASURES += ["processes"]
 
 
 def write_page(lines, path):

@@ -136,7 +136,6 @@ function describe(line) {
     Work: join(say(line.workload), line.work), Settings: line.how, Setup: line.all_setup,
     Machine: join(line.machine, say(line.kind)),
     Host: line.kind === "gpu" && line.cpu_name, Clock: join(measured(line.clock_mhz, "MHz"), line.throttle_reasons),
-    "Rows from": isPublished(line) ? "" : `${line.computers} computer${line.computers > 1 ? "s" : ""} of this name`,
     Versions: line.versions, Date: line.date,
     Step: join(measured(line.step_seconds_median, "s (median)"), measured(line.step_seconds_p95, "s (95th percentile)"),
       measured(line.first_step_seconds, "s (first)")),

@@ -8,19 +8,23 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
+from bench.records import results
 from bench.records.columns import COLUMNS, DISTURBING, MEASURED, WORK, disturbing_flags
 from bench.records.verdict import Rate, name_bottleneck
 from bench.settings import SCOPES
 from bench.timing.intervals import median_interval
 
-# Cells that only some processes have.
-OF_SOME = ("output_error", "power_watts", "joules_per_item", "power_scope")
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
 
 
 def convert(row):
     """Return a row of results.read() with numbers instead of their text; an unknown one is None."""
     return row | {name: float(row[name]) if row[name] else None for name in NUMBERS}
+
+
+def read_stored(folder):
+    """Return the results of all files of a folder and the published ones, without what cannot be read."""
+    return combine(map(convert, results.read_files(results.list_files(folder), warn=lambda line: None)))
 
 
 def combine(rows):
@@ -80,12 +84,11 @@ def combine_quantity(rows):
     for place, end in enumerate(("throughput_low", "throughput_high")):
         ends = [row["throughput"] if row[end] is None and len(sound) > 1 else row[end] for row in sound]
         interval[end] = median_interval(ends, rho=0)[place]
-    known = {name: [row[name] for row in sound if row[name] not in (None, "")] for name in OF_SOME}
+    errors = [row["output_error"] for row in sound if row["output_error"] is not None]
     flags = [flag for row in sound for flag in row["flags"].split()]
     return middle | {
         **interval,
-        **{name: known[name][0] for name in OF_SOME if known[name]},
-        "output_error": max(known["output_error"], default=None),
+        "output_error": max(errors, default=None),
         "note": "; ".join(dict.fromkeys(filter(None, [middle["note"], *(row["note"] for row in sound), *reasons]))),
         "process_rates": " ".join(f"{row['throughput']:.4g}" for row in sound),
         "flags": " ".join(dict.fromkeys(flags)),

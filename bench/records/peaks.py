@@ -2,12 +2,13 @@
 
 import csv
 import functools
-import math
+from collections import defaultdict
 from pathlib import Path
 
 from bench.records.columns import DISTURBING
 from bench.settings import unmixed
 
+FASTEST = "fastest"
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks contradict each other
 # A row's FLOPs are those of the direct convolution. Winograd's needs fewer multiplications: 16 for 36 in F(2x2, 3x3)
@@ -16,50 +17,55 @@ WINOGRAD = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
 UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
 CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
+COMPUTER = ("machine", "cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores")  # a machine may be several
 
 
 @functools.cache
 def chip_peaks():
-    """Return {(device, GPU cores, precision): TFLOP/s, (device, GPU cores, "bandwidth"): GB/s}.
+    """Return {(device, GPU cores): {precision: TFLOP/s, "bandwidth": GB/s}}, and of FASTEST the highest of each.
 
     A device is named as its driver reports it. Apple sells one name with several numbers of GPU cores; others have "".
     """
-    known_peaks = {}
+    known = defaultdict(dict)
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            texts = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
-            chip = row["driver_name"] or row["device"], row["gpu_cores"]
-            known_peaks |= {(*chip, name): float(text) for name, text in texts.items() if text}
-    return known_peaks
+            rates = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
+            rates = {name: float(text) for name, text in rates.items() if text}
+            known[row["driver_name"] or row["device"], row["gpu_cores"]] |= rates
+            known[FASTEST] |= {name: max(rate, known[FASTEST].get(name, 0)) for name, rate in rates.items()}
+    return known
+
+
+def rated_peaks(row, otherwise=None):
+    """Return what a row's GPU is rated at, as measured_peaks() returns what it reached; {} for a CPU.
+
+    float32 that was measured as TF32 has TF32's rate. A card that is not in the file has the bandwidth of its driver.
+
+    Args:
+        otherwise: the key in chip_peaks() of the rates of a GPU whose own ones are unknown.
+    """
+    if row["device"] == "cpu":
+        return {}
+    chip = row["device_name"], str(row["gpu_cores"] or "")
+    of_driver = {"bandwidth": row["rated_bandwidth"]} if row.get("rated_bandwidth") else {}
+    rates = chip_peaks().get(otherwise, {}) | of_driver | chip_peaks().get(chip, {})
+    precision = unmixed(row["precision"] or "")
+    is_tf32 = precision == "float32" and "tf32" in str(row.get("measured_precision"))
+    names = {precision: "tf32" if is_tf32 else precision, "bandwidth": "bandwidth"}
+    return {(*chip_of(row), name): rates.get(rated) for name, rated in names.items()}
 
 
 def is_implausible(row):
-    """Return whether a row, a dict of numbers, is faster than its GPUs can be; nobody knows that of a CPU."""
-    if row["device"] == "cpu":
-        return False
-    tflops, bandwidth = limits_of_gpus(row)
-    moved = row.get("throughput" if row.get("workload") == "bandwidth" else "bandwidth")
-    return (row.get("tflops") or 0) > tflops or (moved or 0) > bandwidth
+    """Return whether a row, a dict of numbers, is faster than its GPUs can be; nobody knows that of a CPU.
 
-
-def limits_of_gpus(row):
-    """Return the most TFLOP/s and GB/s that a row's GPUs can reach together.
-
-    A GPU that is not in the file has the limits of the fastest one, but its own bandwidth if the row has it. float32
-    that was measured as TF32 has TF32's. Winograd's convolutions may be faster, but tensor cores compute none.
+    A GPU that is not in the file can be as fast as the fastest one. Winograd's convolutions may be faster, but tensor
+    cores compute none.
     """
-    is_float32 = row["precision"] == "float32"
-    is_tf32 = is_float32 and "tf32" in str(row.get("measured_precision"))
-
-    def limit(name, rated=None):
-        fastest = max((rate for (*_, known), rate in chip_peaks().items() if known == name), default=math.inf)
-        return chip_peaks().get((row["device_name"], str(row["gpu_cores"] or ""), name), rated or fastest)
-
-    tflops = limit("tf32" if is_tf32 else unmixed(row["precision"] or ""))
-    if row.get("workload") in CONVOLUTIONS and (is_float32 or row["device"] == "mps"):
-        tflops *= WINOGRAD
-    devices = IMPLAUSIBLE * float(row.get("world_size") or 1)  # the rates are those of all devices
-    return devices * tflops, devices * limit("bandwidth", row.get("rated_bandwidth"))
+    rated = rated_peaks(row, FASTEST)
+    may_be_winograd = row.get("workload") in CONVOLUTIONS and (row["precision"] == "float32" or row["device"] == "mps")
+    moved = row | {"bandwidth": row.get("throughput")} if row.get("workload") == "bandwidth" else row
+    tflops, bandwidth = fraction_of(rated, row, "tflops") or 0, fraction_of(rated, moved, "bandwidth") or 0
+    return tflops > IMPLAUSIBLE * (WINOGRAD if may_be_winograd else 1) or bandwidth > IMPLAUSIBLE
 
 
 def chip_of(row):
@@ -76,7 +82,7 @@ def measured_peaks(rows):
     reached = {}
     for row in rows:
         is_copy = row["workload"] == "bandwidth"
-        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok"
+        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and not row["source"]
         if is_peak and UNFIT.isdisjoint(row["flags"].split()):
             name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
             key = (*chip_of(row), name)
@@ -84,16 +90,16 @@ def measured_peaks(rows):
     return reached
 
 
-def fraction_of(reached, row, quantity):
-    """Return a row's "tflops" or "bandwidth" over the best that its chip reached; None if either is unknown.
+def fraction_of(known, row, quantity):
+    """Return a row's "tflops" or "bandwidth" over the peak of its chip; None if either is unknown.
 
     It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
 
     The rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
 
     Args:
-        reached: as measured_peaks() returns it. TFLOP/s are compared in the same precision.
+        known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    peak = reached.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"])))
+    peak = known.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"] or "")))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

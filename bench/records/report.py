@@ -11,7 +11,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import process
-from bench.records import peaks
+from bench.records import elsewhere, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
 from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
@@ -82,14 +82,16 @@ def describe_run(rows, stored):
 
     Args:
         rows: results, as combine() returns them.
-        stored: the results in the machine's file.
+        stored: the results of all machines, as read_stored() returns them.
     """
     first = rows[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
     where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    peaks_here = peaks.measured_peaks(stored)
-    lines += [describe_result(row, peaks_here) for row in rows]
+    peaks_here = peaks.measured_peaks(other for other in stored if peaks.chip_of(other) == peaks.chip_of(first))
+    for row in rows:
+        others = elsewhere.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
+        lines.append(describe_result(row, peaks_here, others))
     notes = []
     if not peaks_here and any(row.get("tflops") for row in rows):
         notes.append("run `make tflops` to compare this with the machine's peak")
@@ -124,9 +126,7 @@ def describe_sweep(rows, _):
     flagged = [row for row in ok if row["flags"]]
     lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
     flags = {flag for row in flagged for flag in row["flags"].split()}
-    reached = {row["precision"]: row["tflops"] for row in ok if row["model"] == "matmul-peak"}
-    lines_of_peaks = [f"  measured peak, {name}: {tflops:.4g}e12 FLOP/s" for name, tflops in reached.items()]
-    return "\n".join(filter(None, [*lines, explain_flags(flags), *lines_of_peaks]))
+    return "\n".join(filter(None, [*lines, explain_flags(flags)]))
 
 
 def describe_rate(row):
@@ -137,11 +137,12 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached):
+def describe_result(row, reached, others=""):
     """Describe one row in lines: its result, its interval, its details and its warnings.
 
     Args:
         reached: what `make tflops` measured on this machine, from peaks.measured_peaks().
+        others: results of other machines, from describe_elsewhere().
     """
     lines = []
     if row.get("epoch"):
@@ -152,7 +153,7 @@ def describe_result(row, reached):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if count_processes(row) > 1:
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
-        lines += filter(None, [describe_details(row, reached), describe_sustained(row)])
+        lines += filter(None, [describe_details(row, reached), describe_sustained(row), others])
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
@@ -195,15 +196,22 @@ def describe_details(row, reached):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row.get("tflops"):
-        fraction = peaks.fraction_of(reached, row, "tflops")
-        share = f" ({100 * fraction:.3g} % of this machine's measured peak)" if fraction else ""
+        share = describe_share(row, "tflops", "peak", reached)
         rate = format_number(row["tflops"], "{:.3g}")
         details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
     if row.get("bandwidth"):
-        fraction = peaks.fraction_of(reached, row, "bandwidth")
-        share = f" ({100 * fraction:.3g} % of this machine's measured bandwidth)" if fraction else ""
+        share = describe_share(row, "bandwidth", "bandwidth", reached)
         details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     return ", ".join(details + describe_physics(row))
+
+
+def describe_share(row, quantity, name, reached):
+    """Describe which shares a rate is of what its chip reached, and of what it is rated at; "" if neither is known."""
+    shares = []
+    for known, whose in ((reached, "this machine's measured"), (peaks.rated_peaks(row), "the rated")):
+        if fraction := peaks.fraction_of(known, row, quantity):
+            shares.append(f"{100 * fraction:.3g} % of {whose} {name}")
+    return f" ({', '.join(shares)})" if shares else ""
 
 
 def describe_physics(row):
@@ -249,22 +257,16 @@ def describe_scaling(rows):
 
 
 def describe_parts(rows):
-    """Describe the time of forward, backward and optimizer together next to that of the whole step; "" without these.
-
-    The range of the sum is the sum of the ranges.
-    """
+    """Describe the time of forward, backward and optimizer together next to that of a whole step; "" without these."""
     lines = []
     for work, by_phase in group_rows(rows, "phase", phase="training").items():
-        if all(by_phase.get(phase, {}).get("throughput_low") for phase in TRAINING):
+        if set(TRAINING) <= by_phase.keys():
             row = by_phase["training"]
             items = row["items"] / row["windows"] / row["steps_per_window"]  # of a step
-            whole, *parts = ([1e3 * items / rate for rate in Rate.of_row(by_phase[phase])] for phase in TRAINING)
-            both = [sum(ends) for ends in zip(*parts, strict=True)], whole  # the lowest rate takes the longest
-            texts = ["{} ms ({} to {})".format(*map(format_number, (middle, low, high))) for middle, high, low in both]
-            line = f"{work}: forward, backward and optimizer together take {texts[0]}, the whole step {texts[1]}"
-            if words_of(row, ["compile"]):
-                line += "; it is compiled as one function, so the sum need not be the step"
-            lines.append(wrap(line, "  "))
+            whole, *parts = (1e3 * items / by_phase[phase]["throughput"] for phase in TRAINING)
+            compiled = " (compiled as one graph, so they may differ)" if words_of(row, ["compile"]) else ""
+            times = f"the parts sum to {sum(parts):.4g} ms, the whole step takes {whole:.4g} ms{compiled}"
+            lines.append(wrap(f"{work}: {times}", "  "))
     return "\n".join(lines)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
-from bench.settings import SettingError
+from bench.settings import ROOT, SettingError
 
+PUBLISHED = ROOT / "results"  # the folder of the published results, whatever RESULTS_DIR is
 LOCK_SECONDS = 60
 csv.field_size_limit(2**30)  # find_fault() refuses a longer cell
 
@@ -40,8 +41,9 @@ def path_of(folder, row):
 
 
 def list_files(folder):
-    """List the CSV files of a folder in order, without hidden ones, which a Mac leaves on shares (._a.csv)."""
-    return sorted(path for path in Path(folder).glob("*.csv") if not path.name.startswith("."))
+    """List the CSV files of a folder, and the published results if it has none, without hidden ones (._a.csv)."""
+    files = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *sorted(Path(folder).glob("*.csv")))}
+    return [path for name, path in files.items() if not name.startswith(".")]
 
 
 def display_path(path):
@@ -110,7 +112,7 @@ def to_text(lines, rows):
             text.write(f"{line.text}\n")
         else:
             table.writerow(line.row)
-    table.writerows({name: _to_text(value) for name, value in row.items()} for row in rows)
+    table.writerows({name: to_cell(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
 
 
@@ -130,6 +132,17 @@ def replace_file(path, content):
 def read_text(path):
     """Return the text of a file, "" if it is missing; bytes that are not UTF-8 are kept as surrogates."""
     return Path(path).read_bytes().decode(errors="surrogateescape") if Path(path).exists() else ""
+
+
+def read_files(paths, warn):
+    """Return the rows of several files; warn() also gets a line for each file that is left out."""
+    rows = []
+    for path in paths:
+        try:
+            rows += read(path, warn)
+        except (ResultsError, OSError) as error:
+            warn(f"left out: {error}")
+    return rows
 
 
 def read(path, warn=lambda line: None):
@@ -188,7 +201,7 @@ def describe_faults(path, faults):
         yield f"{path}, {'line' if len(lines) == 1 else 'lines'} {numbers}: {value}{words}"
 
 
-def _to_text(value):
+def to_cell(value):
     """Format a cell: unknown is blank, floats have six digits, text is printable and has no line breaks."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return ""

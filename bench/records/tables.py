@@ -9,7 +9,6 @@ from bench.records.verdict import IN_TFLOPS
 
 WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
 RATE = ["value", "low", "high"]
-COMPUTER = ["cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores"]  # a machine's rows may be from several
 MAY_BE_ZERO = [columns.COLUMNS[name].holds == "number" for name in NUMBERS]
 ENOUGH = 3  # processes; a result of fewer is a quick check
 
@@ -19,16 +18,10 @@ def read_rows(paths, warn):
 
     It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
     `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, and `shown`, the name
-    of the device, or of the machine if several have this device. A file that is foreign or newer is left out, and so
-    is a row that cannot be read: warn() gets a line.
+    of the device, or of the machine if several have this device. A file that is foreign or newer is left out, and so is
+    a row that cannot be read: warn() gets a line.
     """
-    rows = []
-    for path in paths:
-        try:
-            rows += map(convert, results.read(path, warn))
-        except (results.ResultsError, OSError) as error:
-            warn(f"left out: {error}")
-    frame = to_frame(rows)
+    frame = to_frame(list(map(convert, results.read_files(paths, warn))))
     of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = frame["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
     return frame.assign(shown=names.where(frame["published"] | (of_machines == 1), frame["machine"]))
@@ -76,9 +69,8 @@ def latest(rows):
     """Select the result of each chip, work and setup that counts, and all published figures, whatever their status.
 
     The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
-    and its interval, `low` and `high`; `computers`, how many its machine's own rows are from; `setup`: in words, if a
-    chip has several for the same work, or cards of one name several power limits; `of_peak` and `of_bandwidth`, TFLOP/s
-    and GB/s over the best ones measured on its chip.
+    and its interval, `low` and `high`; `setup`: in words, if a chip has several for the same work, or cards of one name
+    several power limits; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
     """
     done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
     lines = choose_rows(done)
@@ -89,7 +81,6 @@ def latest(rows):
     several |= cards.transform("nunique") > 1
     several &= ~published
     setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
-    computers = done[~done["published"]].drop_duplicates(["machine", *COMPUTER])["machine"].value_counts()
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(
@@ -97,7 +88,6 @@ def latest(rows):
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        computers=lines["machine"].map(computers),
         setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
     )
     measured = lines[~published]

@@ -52,22 +52,18 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
         "device", "input", "overlap" (neither: they do not work at the same time) or "undecided", and why.
     """
     d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
-    parts = f"the model processes {format_number(d)} images/s, the input pipeline prepares {format_number(p)}"
+    rates = "model {} images/s, input pipeline {}, both together {}".format(*map(format_number, (d, p, e)))
     if not (device.low > pipeline.high or device.high < pipeline.low):  # or an end is unknown
-        return "undecided", f"no limit can be named: {parts}, and their intervals overlap or are unknown"
+        return "undecided", f"no limit can be named, because intervals overlap or are unknown: {rates}"
     if end_to_end.low > min(device, pipeline).high:  # such as page faults, which differ from process to process
-        why = f"both together reach {format_number(e)}, so something slowed the part that was measured by itself"
-        return "undecided", f"no limit can be named: {parts}, and {why}"
-    slower = "device" if d < p else "input"
-    words = {"device": "limited by the model", "input": "limited by the input pipeline"}
+        return "undecided", f"no limit can be named, because something slowed a part by itself: {rates}"
+    name, words = ("device", "limited by the model") if d < p else ("input", "limited by the input pipeline")
     if shares_cores:
-        together = 1 / (1 / d + 1 / p)
-        both = f"both share the cores, so {format_number(together)} are expected and {format_number(e)} were measured"
-        return slower, f"{words[slower]}: {parts}, and {both}"
+        return name, f"{words}: {rates} ({format_number(1 / (1 / d + 1 / p))} expected: they share the cores)"
     # Against the lower end of the slower part: luck of 5 % in it would look like poor overlap.
     if max(e, end_to_end.high) < OVERLAP * min(device, pipeline).low:  # NaN: unknown
-        return "overlap", f"limited by poor overlap: {parts}, and both together reach only {format_number(e)}"
-    return slower, f"{words[slower]}: {parts}"
+        return "overlap", f"limited by poor overlap: {rates}"
+    return name, f"{words}: {rates}"
 
 
 def burst_and_sustained(rates):

@@ -4,12 +4,13 @@ import pytest
 from matplotlib import pyplot as plt
 
 from bench.plots import frames
+from bench.records import results
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
-    monkeypatch.setattr(frames, "PUBLISHED", tmp_path)
+    monkeypatch.setattr(results, "PUBLISHED", tmp_path)
     yield tmp_path / "results"
     plt.close("all")
 

@@ -57,3 +57,15 @@ def test_shares_are_of_the_best_of_the_same_chip_and_precision():
     assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None, None]
     assert [peaks.fraction_of(best, row | chip, "bandwidth") for chip in chips] == [None, 0.25, None, None]
     assert peaks.fraction_of(best, row | new | {"precision": "bfloat16"}, "tflops") is None
+
+
+def test_a_share_is_of_what_the_chip_is_rated_at_too():
+    row = ROW | {"device": "cuda", "device_name": "NVIDIA H200", "tflops": 33.5, "bandwidth": 2400.0, "world_size": 1}
+    shares = [peaks.fraction_of(peaks.rated_peaks(row), row, name) for name in ("tflops", "bandwidth")]
+    assert shares == [0.5, 0.5]
+    tf32 = row | {"measured_precision": "tf32", "tflops": 494.5}
+    assert peaks.fraction_of(peaks.rated_peaks(tf32), tf32, "tflops") == 1
+    laptop = row | LAPTOP | {"bandwidth": 200.0}
+    assert peaks.fraction_of(peaks.rated_peaks(laptop), laptop, "bandwidth") == 0.5
+    for unknown in (laptop, row | {"device": "cpu"}):
+        assert peaks.fraction_of(peaks.rated_peaks(unknown), unknown, "tflops") is None

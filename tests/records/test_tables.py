@@ -55,15 +55,6 @@ def test_the_latest_row_of_the_same_work_counts(write, rows, cells):
     assert {name: row[name] for name in cells} == pytest.approx(cells)
 
 
-def test_a_machine_may_be_several_computers_and_the_newest_of_them_counts(write):
-    write(rate(1) | {"os": "Linux 6.1"}, rate(2) | {"os": "Linux 6.2"}, {"phase": "inference"})
-    found = summary(write({"source": "https://x", "memory_gb": "9"}), write({}, machine="b"))
-    assert found["computers"].tolist() == [1, 1, 1, 1]
-    found = summary(write(rate(3) | {"memory_gb": "16.0"}, {"gpu_cores": "8", "status": "not_finite"}))
-    assert found["computers"].tolist() == [2, 2, 2]
-    assert found["value"].tolist() == [100, 100, 3]
-
-
 def test_every_setup_is_a_line_that_says_so(write):
     base = rate(1000) | {"num_threads": "64"}
     found = summary(write(base, rate(50) | {"num_threads": "1", "power_limit_watts": "450"}))

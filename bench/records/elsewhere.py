@@ -1,0 +1,93 @@
+"""Find results of other machines: those of a machine that a user types, and those of the same work."""
+
+import math
+import re
+
+from bench.records import peaks
+from bench.records.columns import COLUMNS, format_number
+from bench.records.combine import convert, count_processes
+from bench.records.likeness import describe_how, work_of
+from bench.records.results import to_cell
+from bench.settings import SettingError
+
+MOST_SHOWN = 3  # results of other machines, below one of this machine
+FAMILY = r"(?:family|model|implementer|part) \S+"  # in a cpu_id
+
+
+def find_name(side, typed, names):
+    """Return the name that a user typed, or the only one that has all its words, as "rtx 3090"; None without one.
+
+    Raises:
+        SettingError: the setting of this side, A or B, may mean several of the names.
+    """
+    exact = [name for name in names if name.lower() == typed.lower()]
+    found = exact or [name for name in names if words_in(typed) <= words_in(name)]
+    if len(found) > 1:
+        raise SettingError(f"{side}={typed!r} is several machines: set {side} to one of {'; '.join(found)}")
+    return found[0] if found else None
+
+
+def words_in(name):
+    """Return the words and numbers of a name in lower case: "GeForce RTX 3090" is that of "NVIDIA RTX 3090"."""
+    return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
+
+
+def rate_of(row):
+    """Return the throughput of a result, or the one that follows from a published time; NaN without either."""
+    names = ("throughput", "items", "seconds", "batch_size", "step_seconds_median")
+    rate, items, seconds, batch_size, step_seconds = (float(row[name] or "nan") for name in names)
+    return next((each for each in (rate, items / seconds, batch_size / step_seconds) if each > 0), math.nan)
+
+
+def describe_elsewhere(row, stored):
+    """Describe the results of a row's work on other machines: the same chip first, then the fastest; "" without any.
+
+    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
+    is disturbed or implausible itself gets no ratios.
+
+    Args:
+        row: a result that has just been measured.
+        stored: all results that are known, as combine() returns them.
+    """
+    if row["status"] != "ok":
+        return ""
+    is_sound = peaks.UNFIT.isdisjoint(row["flags"].split())
+    row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
+    others = [other for other in stored if is_comparable(row, other)]
+    machines = {}  # {name: its result}
+    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -rate_of(other))):
+        name = other["device_name"] if other["source"] else other["machine"]
+        if name == row["machine"]:  # servers call several CPUs by one name
+            name += f" ({other['cpu_id'] or 'another computer'})"
+        machines.setdefault(name, other)
+    nearest = sorted(machines, key=lambda name: (not is_same_chip(row, machines[name]), -rate_of(machines[name])))
+    known = describe_how(row).split(", ")
+    texts = []
+    for name in nearest[:MOST_SHOWN]:
+        other = machines[name]
+        count = count_processes(other)
+        made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
+        how = [words for words in describe_how(other).split(", ") if words not in known]
+        rate = f"{format_number(rate_of(other))} {row['unit']}"
+        ratio = f"; yours is {row['throughput'] / rate_of(other):.3g}x" if is_sound else ""
+        texts.append(f"{name} {rate} ({', '.join([*how, made_by])}{ratio})")
+    return f"same work elsewhere: {', '.join(texts)}" if texts else ""
+
+
+def is_comparable(row, other):
+    """Return whether another result is sound, of the same work on the same kind of device, and of another computer."""
+    is_sound = other["status"] == "ok" and peaks.UNFIT.isdisjoint(other["flags"].split())
+    is_same_kind = other["device"] and (other["device"] == "cpu") == (row["device"] == "cpu")
+    if not (is_sound and is_same_kind and work_of(other) == work_of(row)):
+        return False
+    is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
+    return rate_of(other) > 0 and not is_here
+
+
+def is_same_chip(row, other):
+    """Return whether the names of two devices of a kind agree, and what both know of cores, or of family and model."""
+    names, details = [], []
+    for each in (row, other):
+        names.append(words_in(re.sub(r" \(.*", "", each["device_name"])))  # "Apple M1 Max (32-core GPU)"
+        details.append(re.findall(FAMILY, each["cpu_id"]) if each["device"] == "cpu" else each["gpu_cores"])
+    return names[0] == names[1] and (not all(details) or details[0] == details[1])
