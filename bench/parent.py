@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from bench import child, processes
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
+from bench.packages import python_of
 from bench.processes import BEGUN
 from bench.records import report, results
 from bench.records.columns import COLUMNS, WORK
@@ -116,8 +117,8 @@ def measure_command(command, make_workload, describe_rows):
             print(describe_rows(found, read_stored(folder, found)))
             measured += found if status != processes.MISTAKE else []  # else it was not stored
         for run in group[1:]:
-            if comparison := compare_runs(rows_of[run], rows_of[group[0]], [name.lower() for name in run.choices]):
-                print(report.describe_comparison(comparison, run.choices, group[0].choices))
+            if comparison := compare_runs(rows_of[run], rows_of[group[0]], map(str.lower, run.differences)):
+                print(report.describe_comparison(comparison, run.differences, group[0].differences))
                 comparisons.append(comparison)
         sys.stdout.flush()
         if status:
@@ -377,7 +378,7 @@ def make_child(run: Run, show, limit=math.inf, **task):
         task: fields of child.Task.
     """
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu)
-    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
+    command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and not task.get("finds_device"):
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         # 127.0.0.1, because a laptop's own name often has no address.

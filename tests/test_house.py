@@ -20,7 +20,8 @@ FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformer
 SCRIPTS = sorted(Path().glob("*.py"))
 # From the ground up: a file imports from its own folder and from the lines before, never from its own line otherwise.
 LAYERS = [
-    ["bench.settings", "bench.packages"],
+    ["bench.settings"],
+    ["bench.packages"],
     ["bench.processes"],
     ["bench.host"],
     ["bench.workloads"],

@@ -16,7 +16,7 @@ import pytest
 import best_settings
 import compare_results
 import measure_all
-from bench import doctor, frameworks
+from bench import doctor, frameworks, packages
 from bench.host import environment, meters, resources
 from bench.plots import card, draw
 from bench.records import report
@@ -91,6 +91,7 @@ def print_doctor(folder, monkeypatch):
         (doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34)),
         (doctor.shutil, "which", lambda name: None),
         (doctor, "ROOT", folder),
+        (packages, "ROOT", folder),
         (sys, "platform", "linux"),
     ):
         monkeypatch.setattr(module, name, value)
@@ -100,9 +101,6 @@ def print_doctor(folder, monkeypatch):
         python.parent.mkdir(parents=True)
         python.write_text(f"#!/bin/sh\n{program}\n")
         python.chmod(0o755)
-    for name in (*programs, "mlx"):
-        (folder / "requirements").mkdir(exist_ok=True)
-        (folder / "requirements" / f"{name}.txt").touch()
     doctor.examine(["tensorflow", "jax", "mlx"])
     doctor.report_framework("torch")  # as in a process of its own
 
