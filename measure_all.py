@@ -29,7 +29,7 @@ from bench.records import columns, report, results
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
-from bench.settings import Run, SettingError, read_fixed_run
+from bench.settings import Run, SettingError, read_runs
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -260,7 +260,7 @@ def find_place(run: Run):
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
-    run = read_fixed_run("all")  # the set is the same on every machine
+    (run,) = read_runs("all")  # the set is the same on every machine
     settings = run.settings
     host, device, blank = find_place(run)
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")

@@ -275,11 +275,7 @@ class Run:
         return self.choices
 
     def with_settings(self, command=None, **texts):
-        """Return the run after a change of its environment, or the same one of another command.
-
-        Args:
-            texts: {variable: text, or None to unset it}; parse_settings() may refuse them.
-        """
+        """Return the run of a changed environment, {variable: text, or None to unset it}, or of another command."""
         environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
         command = command or self.command
         return Run(command, parse_settings(command, environ), environ, self.choices)
@@ -320,20 +316,8 @@ def read_settings(command, environ=os.environ):
     return parse_settings(command, environ)
 
 
-def read_fixed_run(command, environ=os.environ):
-    """Read the run of a command of fixed work ("all"); raises SettingError for a setting that would change the work."""
-    (run,) = read_runs(command, environ)
-    for given in (find_given(name, environ) for name in DECLARED if not is_used(name, command)):
-        if given:
-            raise SettingError(f"{given}={environ[given]!r} would change the work of `make {command}`: unset {given}")
-    return run
-
-
 def parse_settings(command, environ):
-    """Parse the settings of one run; of a list that asks for several runs, the first entry counts.
-
-    It raises SettingError for a wrong value, and for settings that exclude each other.
-    """
+    """Parse the settings of one run, that of the first entries of its lists; raises SettingError for a wrong one."""
     values = {}
     for name in DECLARED:
         entries = parse_texts(name, command, *read_texts(name, command, environ))
@@ -382,8 +366,7 @@ def read_texts(name, command, environ):
         return name.upper(), []
     texts = [each.strip() for each in (text.split(",") if declared_for(name, "lists", command) else [text])]
     if not all(texts):
-        fix = "leave out its comma" if len(texts) > 1 else f"unset {given}"
-        raise SettingError(f"{given}={text!r} has an empty value: fill it in, or {fix}")
+        raise SettingError(f"{given}={text!r} has an empty value: fill it in, leave out its comma, or unset {given}")
     return given or name.upper(), texts
 
 
@@ -405,7 +388,6 @@ def refuse_contradictions(command, settings, environ):
     s = settings
     framework = FRAMEWORKS[s.framework]
     precisions = {*s.precision} if isinstance(s.precision, tuple) else {s.precision}
-    is_uncompiled = s.compile is False and framework.always_compiles
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
@@ -415,7 +397,7 @@ def refuse_contradictions(command, settings, environ):
         (command in WORKLOADS and command not in framework.workloads, "framework", f"it has no {command}: set {able}"),
         (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.compile in COMPILE_MODES and s.framework != "torch", "framework compile", "it has no modes: set COMPILE=1"),
-        (is_uncompiled, "framework compile", "it always compiles: set COMPILE=1, or unset it"),
+        (s.compile is False and framework.always_compiles, "framework compile", "it always compiles: set COMPILE=1"),
         (is_channels_first, "framework memory_format", "it only has channels_last here: unset MEMORY_FORMAT"),
         (precisions & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
         (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
@@ -444,11 +426,14 @@ def refuse_contradictions(command, settings, environ):
 
 
 def refuse_unused(command, runs, environ):
-    """Raise SettingError for a setting of the user that the phases of these runs do not use."""
-    for name, phases in PHASES_OF.items():
+    """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
+    for name in DECLARED:
         given = find_given(name, environ)
+        if given and command == "all" and not is_used(name, command):
+            raise SettingError(f"{given}={environ[given]!r} would change the work of `make all`: unset {given}")
         if given and is_used(name, command) and not any(is_used_in(name, run.settings.phase) for run in runs):
-            raise SettingError(f"{given}={environ[given]!r} is not used: set PHASE={phases[0]}, or unset {given}")
+            fix = f"set PHASE={PHASES_OF[name][0]}, or unset {given}"
+            raise SettingError(f"{given}={environ[given]!r} is not used: {fix}")
 
 
 def refuse_misspelt(commands, environ):
@@ -477,10 +462,7 @@ def main(commands):
     """Read the settings of commands as they do; return the exit status, 2 for a mistake."""
     try:
         for command in commands:
-            if command == "all":
-                read_fixed_run(command)
-            else:
-                run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
+            run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
             if command == "best":
                 read_runs(run.settings.workload, also=("best",))
     except SettingError as error:

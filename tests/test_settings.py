@@ -152,7 +152,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
 
 def test_settings_that_would_change_fixed_work_are_refused():
     with pytest.raises(SettingError, match="BATCH_SIZE"):
-        settings.read_fixed_run("noise", {"BATCH_SIZE": "8"})
+        read_runs("all", {"BATCH_SIZE": "8"})
 
 
 def test_ordinary_variables_are_left_alone():
