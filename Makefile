@@ -110,11 +110,8 @@ check-results: ## check the rows added since BASE (default: origin/main)
 # process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(if $(value PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
-ifdef PYTHON
-	@$(RUN) -m pytest
-else
-	@set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
-endif
+	@$(if $(value PYTHON),$(RUN) -m pytest,set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) \
+	    TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);))
 
 selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
 	@$(RUN) -m checks.selfcheck

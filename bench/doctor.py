@@ -75,7 +75,7 @@ def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
         from bench import frameworks, precision
-        from bench.host import meters, resources
+        from bench.host import resources
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()
@@ -101,9 +101,6 @@ def report_framework(name):
     show("  matmul", "ok", f"verified in {precision.describe(session.precisions)}")
     if name == "torch" and (why := environment.explain_missing_compiler()):
         show("  compiler", "--", why)
-    instruments = meters.open_instruments(device.type, device.device_name)
-    known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
-    show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0
 
 

@@ -17,7 +17,7 @@ import best_settings
 import compare_results
 import measure_all
 from bench import doctor, frameworks, packages
-from bench.host import environment, meters, resources
+from bench.host import environment, resources
 from bench.plots import card, draw
 from bench.records import report
 from bench.search import Search
@@ -75,12 +75,10 @@ def print_all(folder, monkeypatch):
 def print_doctor(folder, monkeypatch):
     """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
     session = SimpleNamespace(precisions={"matmul": "float32"}, step=list, after_first_step=list, copy_items=list)
-    power = SimpleNamespace(power_scope="gpu board")
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
     for module, name, value in (
         (frameworks, "load", lambda name: framework),
-        (meters, "open_instruments", lambda *_: meters.Instruments(power, dict)),
         (environment, "refuse_rosetta", lambda: None),
         (environment, "find_commit", lambda: "0123456789ab-dirty"),
         (environment, "find_power_source", lambda: "battery"),
