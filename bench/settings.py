@@ -293,7 +293,7 @@ def read_runs(command, environ=os.environ, also=()):
     Raises:
         SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
-    refuse_misspelt((command, *also), environ)
+    check_names((command, *also), environ)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
     lists = []
     for name in DECLARED:
@@ -306,13 +306,13 @@ def read_runs(command, environ=os.environ, also=()):
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         used = [name for name, _, _ in entries if is_used_in(name, run.settings.phase)]
         runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
-    refuse_unused(command, runs.values(), environ)
+    check_used(command, runs.values(), environ)
     return list(runs.values())
 
 
 def read_settings(command, environ=os.environ):
     """Read the settings of a command that has one run; raises SettingError as read_runs() does."""
-    refuse_misspelt((command,), environ)
+    check_names((command,), environ)
     return parse_settings(command, environ)
 
 
@@ -331,7 +331,7 @@ def parse_settings(command, environ):
     on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if not find_given(name, environ)}
     cpu_defaults = {name: declared_for(name, "parse", command)(text) for name, text in on_cpu.items()}
     settings = Settings(**values, cpu_defaults=cpu_defaults)
-    refuse_contradictions(command, settings, environ)
+    check_compatible(command, settings, environ)
     return settings
 
 
@@ -383,7 +383,7 @@ def parse_texts(name, command, variable, texts):
         raise SettingError(f"{variable}={','.join(texts)!r} must be {error}{hint}") from None
 
 
-def refuse_contradictions(command, settings, environ):
+def check_compatible(command, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s = settings
     framework = FRAMEWORKS[s.framework]
@@ -425,7 +425,7 @@ def refuse_contradictions(command, settings, environ):
             raise SettingError(f"{given} cannot be {'combined' if len(texts) > 1 else 'used'}, because {reason}")
 
 
-def refuse_unused(command, runs, environ):
+def check_used(command, runs, environ):
     """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
     for name in DECLARED:
         given = find_given(name, environ)
@@ -436,7 +436,7 @@ def refuse_unused(command, runs, environ):
             raise SettingError(f"{given}={environ[given]!r} is not used: {fix}")
 
 
-def refuse_misspelt(commands, environ):
+def check_names(commands, environ):
     """Raise SettingError for a name that is not a setting but was probably meant as one.
 
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
