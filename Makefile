@@ -18,15 +18,19 @@ UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv%,$(MAKECMDGOALS)))
 $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; settings are written NAME=value, \
     and a list has commas and no spaces))
 
-# The name of the framework. A shell reads the user's text, quoted, and only its letters count; bench/settings.py
-# refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
-FRAMEWORK_NAME := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr A-Z a-z | tr -cd 'a-z\n' | \
-    sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
+# The names of the frameworks. A shell reads the user's text, quoted, and only its letters and commas count;
+# bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
+FRAMEWORK_NAMES := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr 'A-Z,' 'a-z\n' | \
+    tr -cd 'a-z\n' | sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
 OTHER_FRAMEWORKS := tensorflow jax mlx
+ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAMES)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAMES))
+$(if $(and $(word 2,$(FRAMEWORK_NAMES)),$(filter all best plot compare submit test selfcheck,$(MAKECMDGOALS))),\
+    $(error FRAMEWORK='$(value FRAMEWORK)' must be a single one here: set FRAMEWORK=$(firstword $(FRAMEWORK_NAMES))))
 IS_MAC := $(filter Darwin,$(shell uname -s))
 # The environment of a framework is .venv. On Linux those of the others are .venv-jax ..., as requirements-cuda.txt explains.
 venv_of = .venv$(if $(IS_MAC),,$(addprefix -,$(filter $(1),$(OTHER_FRAMEWORKS))))
-VENV := $(call venv_of,$(FRAMEWORK_NAME))
+in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
+VENV := $(call venv_of,$(firstword $(FRAMEWORK_NAMES)))
 
 unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifndef PYTHON
@@ -34,12 +38,10 @@ unexport PYTHONHOME PYTHONPATH  # the modules of a cluster set them for their ow
 CANNOT_RUN := $(VENV)/bin/python cannot be run: `make clean`, then make again; if `sudo make` has made it, \
     `sudo make clean && sudo chown -R $$USER results`
 RUN := [ -x $(VENV)/bin/python ] || { echo '$(CANNOT_RUN)' >&2; exit 2; }; exec $(VENV)/bin/python
-READY := $(VENV)/installed
-# Without an environment of a framework, plot and compare install one without frameworks.
-READ_VENV := $(patsubst %/installed,%,$(firstword $(wildcard $(VENV)/installed .venv-plot/installed) .venv-plot/installed))
-READ := $(subst $(VENV),$(READ_VENV),$(RUN))
-# To read, an older environment of a framework is enough.
-READ_READY := $(filter-out $(wildcard $(VENV)/installed),$(READ_VENV)/installed)
+READY := $(call in_each_venv,installed)
+# To read results, an older environment of a framework is enough, or one that has none.
+READ_READY := $(if $(wildcard $(VENV)/installed),,.venv-common/installed)
+READ := $(if $(READ_READY),$(subst $(VENV),.venv-common,$(RUN)),$(RUN))
 else
 RUN := "$$PYTHON"
 READY := packages
@@ -60,21 +62,14 @@ help: ## show this list
 	@echo 'Settings (BATCH_SIZE=1,8 make image), which `make settings` explains:'
 	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 78 | sed 's/^ */  /'
 
-ifneq ($(filter help,$(MAKECMDGOALS)),)
-$(filter-out help,$(MAKECMDGOALS)): help ; @:
-else # up to the end of the file: with help, nothing else runs
-
 settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)
 
-# The framework's name, or those of all frameworks.
-ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAME)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAME))
-in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
-install: $(if $(value PYTHON),packages,$(call in_each_venv,installed)) ## install PyTorch, or FRAMEWORK (all: every one)
-	@$(if $(filter all,$(FRAMEWORK_NAME)),,($(call find_python,bench.settings install); :) &&) echo "installed: $(ASKED_FOR)"
+install: $(READY) ## install PyTorch, or FRAMEWORK (all: every one)
+	@$(if $(filter all,$(FRAMEWORK_NAMES)),,($(call find_python,bench.settings install); :) &&) echo "installed: $(ASKED_FOR)"
 
 all: $(READY) ## the standard set and a results card (QUICK=1: in minutes)
 	@$(RUN) measure_all.py
@@ -115,11 +110,8 @@ check-results: ## check the rows added since BASE (default: origin/main)
 # process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(if $(value PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
-ifdef PYTHON
-	@$(RUN) -m pytest
-else
-	@set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);)
-endif
+	@$(if $(value PYTHON),$(RUN) -m pytest,set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) \
+	    TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);))
 
 selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
 	@$(RUN) -m checks.selfcheck
@@ -141,19 +133,16 @@ check-mac: .venv/tested ## check our code against the packages for a Mac (2 GB)
 packages common-packages:
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	    { printf "PYTHON='%s' is not a Python 3.11 or newer: %s\n" "$$PYTHON" "set the path of one, without options" >&2; exit 2; }
-	@$(RUN) bench/packages.py $(if $(filter packages,$@),$(FRAMEWORK_NAME))
+	@$(RUN) -m bench.packages $(if $(filter packages,$@),$(ASKED_FOR))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
-CHECKABLE := all image mlp transformer llm diffusion tflops best plot compare $(if $(filter all,$(FRAMEWORK_NAME)),,install)
-CHECKED := $(filter $(CHECKABLE),$(MAKECMDGOALS))
+CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot compare \
+    $(if $(filter all,$(FRAMEWORK_NAMES)),,install),$(MAKECMDGOALS))
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
 # requirements-cuda.txt is PyTorch's, with or without a card.
 .venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
-	@$(INSTALL)
-
-.venv-plot/installed: requirements/common.txt bench/install.sh
 	@$(INSTALL)
 
 .SECONDEXPANSION:
@@ -163,4 +152,3 @@ INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&)
 
 %/tested: requirements/test.txt %/installed
 	@$(INSTALL)
-endif

@@ -17,7 +17,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import replace
 
-from bench import doctor, process  # isort: skip  # first, because it tells of a missing package
+from bench import process  # isort: skip  # first, because it tells of a missing package
 
 from tqdm import tqdm
 
@@ -29,7 +29,7 @@ from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
 from bench.run import count_processes, find_device, has_result, measure_rounds, read_machine
-from bench.settings import Run, SettingError, read_fixed_run
+from bench.settings import Run, SettingError, read_runs
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -242,10 +242,8 @@ def find_place(run: Run):
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     refuse_ranks("make all")
-    run = read_fixed_run("all")  # the set is the same on every machine
+    (run,) = read_runs("all")  # the set is the same on every machine
     settings = run.settings
-    if not settings.quick and doctor.examine((settings.framework,), sys.executable):
-        return 1
     host, device, blank = find_place(run)
     say(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     say("20 to 30 minutes on two CPU cores, a few minutes with QUICK=1")

@@ -16,45 +16,26 @@ from dataclasses import replace
 
 from bench import process
 from bench.host import environment
+from bench.packages import venv_of
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
 
-def examine(frameworks=tuple(FRAMEWORKS), interpreter=""):
-    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run.
-
-    Args:
-        interpreter: path of the Python that has the frameworks; "": PYTHON or, if unset, that of their environments.
-    """
-    if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
-        fix = "moves operators to the CPU silently: `unset PYTORCH_ENABLE_MPS_FALLBACK`"
-        show("environment", "no", f"PYTORCH_ENABLE_MPS_FALLBACK='1' {fix}")
-    elif variables := environment.find_allocator():
-        show("environment", "ok", f"speed is affected by {variables}")
+def examine(frameworks=tuple(FRAMEWORKS)):
+    """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
+    memory = environment.installed_bytes() / environment.GIB
+    disk = shutil.disk_usage(ROOT).free / environment.GIB
+    room = f"{memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"
+    show("machine", "ok", f"{os.cpu_count()} cores, {room}, load {os.getloadavg()[0]:.1f}")
     source = environment.find_power_source()
-    commit = environment.find_commit()
-    show("machine", *describe_machine())
     if environment.find_low_power_mode() or source == "battery":
         show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
     else:
         show("power", "ok", source or "the system does not report its power source")
+    commit = environment.find_commit()
     why = environment.explain_commit(commit)
     show("commit", "no" if why else "ok", why or commit)
-    works = [try_framework(name, interpreter) for name in frameworks]
-    if not any(works):
-        print("\nno framework can run here yet: the lines above say why, and what to do", file=sys.stderr)
+    works = [try_framework(name) for name in frameworks]
     return 0 if any(works) else 1
-
-
-def describe_machine():
-    """Return the state and the words of cores, memory, disk and load; "no" if other programs use half of the cores."""
-    cores = os.cpu_count() or 1
-    memory = environment.installed_bytes() / environment.GIB
-    disk = shutil.disk_usage(ROOT).free / environment.GIB
-    load = os.getloadavg()[0]
-    words = f"{cores} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free, load {load:.1f}"
-    if load > cores / 2:
-        return "no", f"{words}: other programs are running, so wait until they end"
-    return "ok", words
 
 
 def show(subject, state, words):
@@ -62,33 +43,30 @@ def show(subject, state, words):
     print(f"{subject:<12} {state:<3} {words}", flush=True)
 
 
-def try_framework(name, interpreter=""):
+def try_framework(name):
     """Print the lines of a framework's own process, or why it has none; return whether the framework can run."""
-    python = os.environ.get("PYTHON")
-    is_apart = sys.platform != "darwin" and (ROOT / f"requirements/{name}.txt").exists()  # as in the Makefile
-    folder = ROOT / (f".venv-{name}" if is_apart else ".venv")
-    interpreter = interpreter or python or str(folder / "bin" / "python")
-    if not python and not os.path.exists(interpreter):
-        show(name, "--", f"not installed: `make image FRAMEWORK={name}` installs it")
+    given = os.environ.get("PYTHON")
+    interpreter = given or str(venv_of(name) / "bin" / "python")
+    if not given and not os.path.exists(interpreter):
+        show(name, "--", f"not installed: `make install FRAMEWORK={name}` installs it")
         return False
     print(f"trying {name}, which may take minutes the first time ...", file=sys.stderr, flush=True)
-    fix = "set PYTHON to another interpreter" if python else f"`make clean`, `make image FRAMEWORK={name}`"
     command = [interpreter, "-m", "bench.doctor", name]
     try:
         done = subprocess.run(
             command, cwd=ROOT, timeout=process.FIRST_LIMIT, capture_output=True, text=True, errors="replace"
         )
+        if done.stdout and done.returncode >= 0:
+            print(done.stdout, end="", flush=True)
+            return done.returncode == 0
+        problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
+        if done.returncode == -signal.SIGILL:
+            problem = "illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX"
+        elif done.returncode < 0:
+            problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)})"
     except (OSError, subprocess.TimeoutExpired) as error:
-        show(name, "no", f"{error}: {fix}")
-        return False
-    if done.stdout and done.returncode >= 0:
-        print(done.stdout, end="", flush=True)
-        return done.returncode == 0
-    problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
-    if done.returncode == -signal.SIGILL:
-        problem = "illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX"
-    elif done.returncode < 0:
-        problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)})"
+        problem = str(error)
+    fix = "set PYTHON to another interpreter" if given else f"`make clean`, `make install FRAMEWORK={name}`"
     show(name, "no", f"{problem}: {fix}")
     return False
 
@@ -97,7 +75,7 @@ def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
         from bench import frameworks, precision
-        from bench.host import meters, resources
+        from bench.host import resources
         from bench.workloads.operators import matmul
 
         environment.refuse_rosetta()
@@ -109,14 +87,13 @@ def report_framework(name):
         for check in (session.step, session.after_first_step, session.copy_items):  # the last compares with float64
             check()
         resources.available_bytes()  # which a run needs, too
-    except (SettingError, ModuleNotFoundError) as error:
-        show(name, "no", process.explain(error))
-        return 1
     except Exception as error:
-        show(name, "no", f"{type(error).__name__}: {' '.join(str(error).split())}")
+        is_known = isinstance(error, (SettingError, ModuleNotFoundError))
+        text = process.explain(error) if is_known else f"{type(error).__name__}: {error}"
+        show(name, "no", " ".join(text.split()))
         return 1
-    words = f"{device.framework_version}, Python {platform.python_version()}"
-    words += f", on {device.device_name or 'the CPU'} ({device.type})"
+    where = f"on {device.device_name or 'the CPU'} ({device.type})"
+    words = f"{device.framework_version}, Python {platform.python_version()}, {where}"
     may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     choice = environment.explain_choice(device.device_name)
@@ -124,9 +101,6 @@ def report_framework(name):
     show("  matmul", "ok", f"verified in {precision.describe(session.precisions)}")
     if name == "torch" and (why := environment.explain_missing_compiler()):
         show("  compiler", "--", why)
-    instruments = meters.open_instruments(device.type, device.device_name)
-    known = f"measured ({instruments.counter.power_scope})" if instruments.counter else "stays blank: "
-    show("  energy", "ok" if instruments.counter else "--", known + instruments.why_no_energy)
     return 0
 
 

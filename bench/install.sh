@@ -82,9 +82,8 @@ if ! has uv; then
     .uv/bin/pip install --quiet --disable-pip-version-check uv >&2 ||
         { rm -rf .uv && stop "pip could not install uv, see above: install uv, or set PYTHON=..."; }
 fi
-newest=14
+case $requirements in *tensorflow*) newest=13 ;; *) newest=14 ;; esac
 why=
-case $requirements in *tensorflow*) newest=13 ;; esac
 # Python 3.12 has the newest versions of all frameworks. A company or a cluster may block uv's download of it.
 for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
     works && break
@@ -95,8 +94,7 @@ case $why in *nterpreter* | *"Python"*) why="$why: install python3.12, or set PY
 works || stop "$(fold "$why")"
 "$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
 
-quiet=--quiet
-[ ! -t 2 ] || quiet=  # a terminal shows the progress
+quiet=$([ -t 2 ] || echo --quiet) # a terminal shows the progress
 into="--python $venv/bin/python${overrides:+ --override $overrides}"
 
 # Install with these options of uv; says in one line why it cannot.
@@ -107,8 +105,6 @@ try() {
     return 2
 }
 
-free=$(df -Pk . 2>/dev/null | awk 'NR == 2 { print int($4 / 1000000) }')
-[ "${free:-9}" -gt 8 ] || say "$free GB of disk are free, and an environment takes up to 7: \`uv cache clean\` may free some"
 say "installing $requirements into $venv${card:+, NVIDIA driver $card}${options:+, $options}: up to a few GB"
 if ! try $options -r "$requirements"; then
     [ "$options" ] || exit 2

@@ -18,6 +18,7 @@ from dataclasses import replace
 from bench import child, process
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
+from bench.packages import python_of
 from bench.process import BEGUN
 from bench.records import report, results
 from bench.records.columns import COLUMNS, WORK, describe_work
@@ -104,9 +105,9 @@ def measure_command(command, make_workload, describe_rows):
             print(describe_rows(found, read_stored(folder)))
             measured += found if status != process.MISTAKE else []  # else it was not stored
         for run in group[1:]:
-            chosen = [name.lower() for name in run.choices]
+            chosen = [name.lower() for name in run.differences]
             if comparison := compare_runs(rows_by_run[run], rows_by_run[group[0]], chosen):
-                print(report.describe_comparison(comparison, run.choices, group[0].choices))
+                print(report.describe_comparison(comparison, run.differences, group[0].differences))
                 comparisons.append(comparison)
         sys.stdout.flush()
         if status:
@@ -365,7 +366,7 @@ def has_result(rows):
 def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
     environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu) | {process.TASK: task}
-    command = [sys.executable, str(ROOT / SCRIPTS[run.command])]
+    command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and task == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         # 127.0.0.1, because a laptop's own name often has no address.

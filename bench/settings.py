@@ -49,7 +49,7 @@ class Framework:
     measures_parts: bool = False  # of a step of training, and of a whole pipeline: PHASE=forward, SCOPE=input
     workloads: tuple[str, ...] = ("image", "mlp", "transformer")
     lacks: tuple[str, ...] = ()  # precisions; "threads": the number of CPU threads cannot be set
-    always_compiles: bool = False  # COMPILE=0 means 1
+    always_compiles: bool = False  # unless COMPILE is set, it is 1
 
 
 FRAMEWORKS = {
@@ -58,7 +58,6 @@ FRAMEWORKS = {
     "jax": Framework("JAX", ("channels_last",), lacks=("float64",), always_compiles=True),
     "mlx": Framework("MLX", ("channels_last",), workloads=WORKLOADS[:4], lacks=(*MIXED, "float64", "threads")),
 }
-FRAMEWORK_SYNONYMS = {"pytorch": "torch", "tf": "tensorflow"}
 
 
 # Kinds: each parses the text of a setting, or raises ValueError with the words that complete "must be ...".
@@ -83,7 +82,8 @@ def one_of(*names, **meaning):
     def parse(text):
         name = text.lower()
         if name not in (*names, *meaning):
-            raise ValueError("one of: " + ", ".join(names))
+            near = difflib.get_close_matches(name, names, n=1)
+            raise ValueError("one of: " + ", ".join(names) + (f"; did you mean {near[0]}?" if near else ""))
         return meaning.get(name, name)
 
     return parse
@@ -94,8 +94,9 @@ zero_or_one = one_of(*SWITCH, **SWITCH)
 
 
 def above_zero(text):
+    """Parse a number above 0."""
     if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) == 0:
-        raise ValueError("a number above 0")
+        raise ValueError("a number above 0, whose decimals follow a point")
     return float(text)
 
 
@@ -121,15 +122,15 @@ def slug(text):
 EACH, TOGETHER = "each", "together"
 
 
-def setting(parse, default=None, *, commands=None, lists=None) -> Any:
-    """Declare one setting; docs/settings.md says what it means. parse and lists may be dicts by command.
+def setting(parse, default=None, commands=None, lists=None) -> Any:
+    """Declare one setting; docs/settings.md says what it means.
 
     Args:
-        parse: text -> value, or ValueError with what the text must be.
+        parse: text -> value, or ValueError with what the text must be. A dict: {command: its parser, "": the others'}.
         default: the text that an unset variable stands for, unless DEFAULTS has another one for the command. None: the
             value is None, and is decided later.
         commands: the commands that use the setting; None means every command.
-        lists: what a comma list means: EACH or TOGETHER; None allows one value only.
+        lists: what a comma list means: EACH or TOGETHER; None allows one value only. May be a dict like parse.
     """
     return field(metadata={"parse": parse, "default": default, "commands": commands, "lists": lists})
 
@@ -160,8 +161,11 @@ ON_CPU = {
     "llm": {"model": "smollm2-135m", "precision": "float32"},
     "diffusion": {"model": "ddpm-cifar10", "precision": "float32"},
 }
-# Settings whose lists are compared: of several the first one, by interleaved processes.
-COMPARED = ("USE_GPU", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "LORA_RANK", "WEIGHT_BITS")
+# Settings whose lists are compared by interleaved processes; if there are several lists, the first of these.
+COMPARED = ("USE_GPU", "FRAMEWORK", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "OPTIMIZER")
+COMPARED += ("SEQUENCE_LENGTH", "PROMPT_TOKENS", "DEPTH", "LORA_RANK", "WEIGHT_BITS")
+# Only commands that measure what their settings say take a list of a setting that every command has.
+MEASURES_EACH = dict.fromkeys((*WORKLOADS, "tflops", "install"), EACH)
 
 
 @dataclass(frozen=True)
@@ -171,60 +175,53 @@ class Settings:
     Until on(), unset settings that depend on the device have their values for a GPU.
     """
 
-    use_gpu: bool | None = setting(zero_or_one, lists=EACH)  # None: the GPU if there is one
-    # "all": parent.py counts them.
-    num_devices: Any = setting(whole(1, words=("all",)), "1", commands=WORKLOADS, lists=EACH)
-    framework: str = setting(one_of(*FRAMEWORKS, **FRAMEWORK_SYNONYMS), "torch")
-    model: str = setting(str, commands=WORKLOADS, lists=EACH)
+    use_gpu: bool | None = setting(zero_or_one, lists=MEASURES_EACH)  # None: the GPU if there is one
+    num_devices: Any = setting(whole(1, words=("all",)), "1", WORKLOADS, EACH)  # "all": parent.py counts them
+    framework: str = setting(one_of(*FRAMEWORKS, pytorch="torch", tf="tensorflow"), "torch", lists=MEASURES_EACH)
+    model: str = setting(str, None, WORKLOADS, EACH)
     phase: str = setting(
-        dict.fromkeys(WORKLOADS, one_of("inference", *TRAINING)) | {"llm": one_of("prefill", "decode", *TRAINING)},
-        commands=WORKLOADS,
-        lists=EACH,
+        {"": one_of("inference", *TRAINING), "llm": one_of("prefill", "decode", *TRAINING)}, None, WORKLOADS, EACH
     )
-    batch_size: int = setting(whole(1), "1", commands=WORKLOADS, lists=EACH)
-    num_images: int | None = setting(whole(1), commands=("image", "mlp"))  # None: as many as the interval needs
-    image_size: int | None = setting(whole(32, 4096), commands=("image", "diffusion"))  # pixels; None: the model's
+    batch_size: int = setting(whole(1), "1", WORKLOADS, EACH)
+    num_images: int | None = setting(whole(1), None, ("image", "mlp"))  # None: as many as the interval needs
+    image_size: int | None = setting(whole(32, 4096), None, ("image", "diffusion"))  # pixels; None: the model's
     precision: Any = setting(
-        dict.fromkeys(WORKLOADS, one_of(*PRECISIONS, *MIXED, **PRECISION_SYNONYMS))
-        | {"tflops": one_of(*PRECISIONS, **PRECISION_SYNONYMS)},
+        {"": one_of(*PRECISIONS, *MIXED, **PRECISION_SYNONYMS), "tflops": one_of(*PRECISIONS, **PRECISION_SYNONYMS)},
         "float32",
         commands=(*WORKLOADS, "tflops"),
-        lists=dict.fromkeys(WORKLOADS, EACH) | {"tflops": TOGETHER},
+        lists={"": EACH, "tflops": TOGETHER},
     )
-    compile: bool | str = setting(one_of(*SWITCH, *COMPILE_MODES, **SWITCH), "0", commands=WORKLOADS, lists=EACH)
-    # if unset, the framework's first one
-    memory_format: str = setting(one_of(*MEMORY_FORMATS), commands=("image", "diffusion"), lists=EACH)
+    compile: bool | str = setting(one_of(*SWITCH, *COMPILE_MODES, **SWITCH), "0", WORKLOADS, EACH)
+    # None: the framework's first one
+    memory_format: str = setting(one_of(*MEMORY_FORMATS), None, ("image", "diffusion"), EACH)
     optimizer: str = setting(
-        dict.fromkeys(WORKLOADS, one_of("sgd", "adam")) | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)),
-        "sgd",
-        commands=WORKLOADS,
-        lists=EACH,
+        {"": one_of("sgd", "adam")} | dict.fromkeys(("llm", "diffusion"), one_of(*OPTIMIZERS)), "sgd", WORKLOADS, EACH
     )
-    sequence_length: int = setting(whole(1, 512), "128", commands=("transformer",), lists=EACH)  # tokens
-    prompt_tokens: int = setting(whole(1), "512", commands=("llm",), lists=EACH)
-    lora_rank: int = setting(whole(0, 1024), "0", commands=("llm",), lists=EACH)  # 0: train all weights
-    weight_bits: int | None = setting(one_of(*BITS, **BITS), "full", commands=("llm",), lists=EACH)
-    new_tokens: int = setting(whole(1), "128", commands=("llm",))
-    depth: int = setting(whole(0), "0", commands=("llm",), lists=EACH)  # tokens
-    data: str | None = setting(one_of("cifar10", "synthetic"), commands=("mlp",))  # None: cifar10 if it is available
-    epochs: int = setting(whole(0, 1000), "0", commands=("mlp",))
-    sustain: int | None = setting(whole(60, 86_400), commands=WORKLOADS)  # seconds
+    sequence_length: int = setting(whole(1, 512), "128", ("transformer",), EACH)  # tokens
+    prompt_tokens: int = setting(whole(1), "512", ("llm",), EACH)
+    lora_rank: int = setting(whole(0, 1024), "0", ("llm",), EACH)  # 0: train all weights
+    weight_bits: int | None = setting(one_of(*BITS, **BITS), "full", ("llm",), EACH)
+    new_tokens: int = setting(whole(1), "128", ("llm",))
+    depth: int = setting(whole(0), "0", ("llm",), EACH)  # tokens
+    data: str | None = setting(one_of("cifar10", "synthetic"), None, ("mlp",))  # None: cifar10 if it is available
+    epochs: int = setting(whole(0, 1000), "0", ("mlp",))
+    sustain: int | None = setting(whole(60, 86_400), None, WORKLOADS)  # seconds
     # (m, n, k) of each
-    sizes: tuple = setting(matrix_size, "32,64,128,256,512,1024,2048,4096,8192", commands=("tflops",), lists=TOGETHER)
-    ops: tuple[str, ...] = setting(one_of(*OPS), ",".join(OPS), commands=("tflops",), lists=TOGETHER)
+    sizes: tuple = setting(matrix_size, "32,64,128,256,512,1024,2048,4096,8192", ("tflops",), TOGETHER)
+    ops: tuple[str, ...] = setting(one_of(*OPS), ",".join(OPS), ("tflops",), TOGETHER)
     # (): all, or "device" if a list is compared
-    scope: tuple[str, ...] = setting(one_of(*SCOPES), commands=("image",), lists=TOGETHER)
-    num_workers: int | None = setting(whole(0, 1024), commands=("image",))  # None: the cores, up to MOST_WORKERS
+    scope: tuple[str, ...] = setting(one_of(*SCOPES), None, ("image",), TOGETHER)
+    num_workers: int | None = setting(whole(0, 1024), None, ("image",))  # None: the cores, up to MOST_WORKERS
     num_threads: int | None = setting(whole(1, 4096))  # None: the framework's own number
-    max_seconds: float = setting(above_zero, "3", commands=(*WORKLOADS, "tflops"))  # limit of one measurement
+    max_seconds: float = setting(above_zero, "3", (*WORKLOADS, "tflops"))  # limit of one measurement
     runs: int | None = setting(whole(1, 1000))  # processes; None: parent.plan_processes() decides
     machine: str | None = setting(slug)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), str(ROOT / "results"))
     seed: int = setting(whole(0), "0")
-    workload: str = setting(one_of(*WORKLOADS), "image", commands=("best",))
-    max_minutes: float = setting(above_zero, "20", commands=("best",))
-    quick: bool = setting(zero_or_one, "0", commands=("all",))
-    format: str = setting(one_of("png", "svg"), "png", commands=("plot",))
+    workload: str = setting(one_of(*WORKLOADS), "image", ("best",))
+    max_minutes: float = setting(above_zero, "20", ("best",))
+    quick: bool = setting(zero_or_one, "0", ("all",))
+    format: str = setting(one_of("png", "svg"), "png", ("plot",))
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property
@@ -270,15 +267,15 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
     run_id: str = field(default_factory=new_id)  # in its rows
 
+    @property
+    def differences(self):
+        """Return the choices, with the memory format if that may differ because a list of frameworks is compared."""
+        if "FRAMEWORK" in self.choices and self.settings.memory_format:
+            return self.choices | {"MEMORY_FORMAT": self.settings.memory_format}
+        return self.choices
+
     def with_settings(self, command=None, **texts):
-        """Return the run after a change of its environment, or the same one of another command.
-
-        Args:
-            texts: {variable: text, or None to unset it}.
-
-        Raises:
-            SettingError: a wrong value, or settings that exclude each other.
-        """
+        """Return the run of a changed environment, {variable: text, or None to unset it}, or of another command."""
         environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
         command = command or self.command
         return Run(command, parse_settings(command, environ), environ, self.choices)
@@ -296,7 +293,7 @@ def read_runs(command, environ=os.environ, also=()):
     Raises:
         SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
-    refuse_misspelt((command, *also), environ)
+    check_names((command, *also), environ)
     environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
     lists = []
     for name in DECLARED:
@@ -309,33 +306,18 @@ def read_runs(command, environ=os.environ, also=()):
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         used = [name for name, _, _ in entries if is_used_in(name, run.settings.phase)]
         runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
-    refuse_unused(command, runs.values(), environ)
+    check_used(command, runs.values(), environ)
     return list(runs.values())
 
 
 def read_settings(command, environ=os.environ):
     """Read the settings of a command that has one run; raises SettingError as read_runs() does."""
-    refuse_misspelt((command,), environ)
+    check_names((command,), environ)
     return parse_settings(command, environ)
 
 
-def read_fixed_run(command, environ=os.environ):
-    """Read the run of a command of fixed work ("all"); raises SettingError for a setting that would change the work."""
-    runs = read_runs(command, environ)
-    for given in (find_given(name, environ) for name in DECLARED if not is_used(name, command)):
-        if given:
-            raise SettingError(f"{given}={environ[given]!r} would change the work of `make {command}`: unset {given}")
-    if len(runs) > 1:
-        raise SettingError(f"USE_GPU={environ['USE_GPU']!r}: `make {command}` measures one device: set a single value")
-    return runs[0]
-
-
 def parse_settings(command, environ):
-    """Parse the settings of one run; of a list that asks for several runs, the first entry counts.
-
-    Raises:
-        SettingError: a wrong value, or settings that exclude each other.
-    """
+    """Parse the settings of one run, that of the first entries of its lists; raises SettingError for a wrong one."""
     values = {}
     for name in DECLARED:
         entries = parse_texts(name, command, *read_texts(name, command, environ))
@@ -344,12 +326,12 @@ def parse_settings(command, environ):
     framework = FRAMEWORKS[values["framework"]]
     if is_used("memory_format", command) and not values["memory_format"]:
         values["memory_format"] = framework.memory_formats[0]
-    if values["compile"] is False and framework.always_compiles:
+    if values["compile"] is False and framework.always_compiles and "COMPILE" not in environ:
         values["compile"] = True
     on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if not find_given(name, environ)}
     cpu_defaults = {name: declared_for(name, "parse", command)(text) for name, text in on_cpu.items()}
     settings = Settings(**values, cpu_defaults=cpu_defaults)
-    refuse_contradictions(command, settings, environ)
+    check_compatible(command, settings, environ)
     return settings
 
 
@@ -361,7 +343,7 @@ def is_used_in(name, phase):
 def declared_for(name, key, command):
     """Return what the declaration of a setting says about a command: its "parse" or "lists"."""
     value = DECLARED[name][key]
-    return value.get(command) if isinstance(value, dict) else value
+    return value.get(command, value.get("")) if isinstance(value, dict) else value
 
 
 def is_used(name, command):
@@ -377,52 +359,35 @@ def find_given(name, environ):
 
 
 def read_texts(name, command, environ):
-    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later.
-
-    Raises:
-        SettingError: an empty entry.
-    """
+    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later."""
     given = find_given(name, environ)
     text = environ[given] if given else DEFAULTS.get(command, {}).get(name, DECLARED[name]["default"])
     if text is None or not is_used(name, command):
         return name.upper(), []
     texts = [each.strip() for each in (text.split(",") if declared_for(name, "lists", command) else [text])]
     if not all(texts):
-        fix = "leave out its comma" if len(texts) > 1 else f"unset {given}"
-        raise SettingError(f"{given}={text!r} has an empty value: fill it in, or {fix}")
+        raise SettingError(f"{given}={text!r} has an empty value: fill it in, leave out its comma, or unset {given}")
     return given or name.upper(), texts
 
 
 def parse_texts(name, command, variable, texts):
     """Return the values of a setting's entries; raises SettingError for a wrong one."""
-    given = f"{variable}={','.join(texts)!r}"
     try:
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
-        every = ", in every entry" if len(texts) > 1 else ""
+        hint = ", in every entry" if len(texts) > 1 else ""
         if not declared_for(name, "lists", command) and "," in texts[0]:
-            every = "; it cannot be a list, and a decimal has a point"
+            hint = f"; `make {command}` takes one value of {variable}"
         elif re.search(r"\w[\s;|+]+\w", texts[0]):
-            every = "; a list has commas"
-        raise SettingError(f"{given} must be {error}{every}{suggest(str(error), texts)}") from None
+            hint = "; a list has commas"
+        raise SettingError(f"{variable}={','.join(texts)!r} must be {error}{hint}") from None
 
 
-def suggest(wrong, texts):
-    """Return "; did you mean training?" for the first text that is near one of the names that an error lists, or ""."""
-    listed, _, names = wrong.partition("one of: ")
-    known = [] if listed else names.split(", ")
-    for text in texts:
-        for near in difflib.get_close_matches(text.lower(), known, n=1):
-            if near != text.lower():
-                return f"; did you mean {near}?"
-    return ""
-
-
-def refuse_contradictions(command, settings, environ):
+def check_compatible(command, settings, environ):
     """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
     s = settings
-    framework = FRAMEWORKS[settings.framework]
-    precisions = s.precision if isinstance(s.precision, tuple) else (s.precision,)
+    framework = FRAMEWORKS[s.framework]
+    precisions = {*s.precision} if isinstance(s.precision, tuple) else {s.precision}
     is_generation = s.phase in ("prefill", "decode")
     is_channels_first = s.memory_format and s.memory_format not in framework.memory_formats
     able = " or ".join(name for name, known in FRAMEWORKS.items() if command in known.workloads)
@@ -432,15 +397,12 @@ def refuse_contradictions(command, settings, environ):
         (command in WORKLOADS and command not in framework.workloads, "framework", f"it has no {command}: set {able}"),
         (is_generation and s.compile and s.framework == "mlx", "phase compile", "mlx compiles no cache: set COMPILE=0"),
         (s.compile in COMPILE_MODES and s.framework != "torch", "framework compile", "it has no modes: set COMPILE=1"),
+        (s.compile is False and framework.always_compiles, "framework compile", "it always compiles: set COMPILE=1"),
         (is_channels_first, "framework memory_format", "it only has channels_last here: unset MEMORY_FORMAT"),
-        (set(precisions) & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
+        (precisions & set(framework.lacks), "framework precision", "it lacks this precision: set another one"),
         (s.precision in MIXED and is_generation, "phase precision", "it has no autocast: set PRECISION=bfloat16"),
         (s.weight_bits and s.framework != "mlx", "framework weight_bits", "only mlx has them: set FRAMEWORK=mlx"),
-        (
-            s.weight_bits and not is_generation,
-            "framework phase weight_bits",
-            "these are not trained: set PHASE=prefill,decode",
-        ),
+        (s.weight_bits and not is_generation, "phase weight_bits", "it is not trained: set PHASE=prefill,decode"),
         (s.num_threads and "threads" in framework.lacks, "framework num_threads", "it has no such setting: unset it"),
         (lacks_matmul and "convolution" in s.ops, "ops", "convolution needs matmul: set OPS=matmul,convolution"),
         (s.has_ranks and not framework.runs_on_many, "framework num_devices", "it uses one device: set NUM_DEVICES=1"),
@@ -463,15 +425,18 @@ def refuse_contradictions(command, settings, environ):
             raise SettingError(f"{given} cannot be {'combined' if len(texts) > 1 else 'used'}, because {reason}")
 
 
-def refuse_unused(command, runs, environ):
-    """Raise SettingError for a setting of the user that the phases of these runs do not use."""
-    for name, phases in PHASES_OF.items():
+def check_used(command, runs, environ):
+    """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
+    for name in DECLARED:
         given = find_given(name, environ)
+        if given and command == "all" and not is_used(name, command):
+            raise SettingError(f"{given}={environ[given]!r} would change the work of `make all`: unset {given}")
         if given and is_used(name, command) and not any(is_used_in(name, run.settings.phase) for run in runs):
-            raise SettingError(f"{given}={environ[given]!r} is not used: set PHASE={phases[0]}, or unset {given}")
+            fix = f"set PHASE={PHASES_OF[name][0]}, or unset {given}"
+            raise SettingError(f"{given}={environ[given]!r} is not used: {fix}")
 
 
-def refuse_misspelt(commands, environ):
+def check_names(commands, environ):
     """Raise SettingError for a name that is not a setting but was probably meant as one.
 
     On make's command line (in MAKEFLAGS) any unknown name is refused, and so is a setting that none of the commands
@@ -497,10 +462,7 @@ def main(commands):
     """Read the settings of commands as they do; return the exit status, 2 for a mistake."""
     try:
         for command in commands:
-            if command == "all":
-                read_fixed_run(command)
-            else:
-                run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
+            run, *_ = read_runs(command, also=WORKLOADS if command == "best" else ())
             if command == "best":
                 read_runs(run.settings.workload, also=("best",))
     except SettingError as error:

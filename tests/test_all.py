@@ -14,7 +14,7 @@ from bench.host import resources
 from bench.host.environment import Card
 from bench.records import results
 from bench.records.rows import work_cells
-from bench.settings import FRAMEWORKS, parse_settings, read_fixed_run, read_settings
+from bench.settings import FRAMEWORKS, parse_settings, read_runs, read_settings
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
@@ -83,7 +83,6 @@ def make_all(monkeypatch):
     children = Children()
     monkeypatch.setattr(process, "Child", functools.partial(FakeChild, children.work))
     monkeypatch.setattr(results.os, "fsync", lambda _: None)  # which takes milliseconds on some disks
-    monkeypatch.setattr(measure_all.doctor, "examine", lambda *arguments: 0)
     monkeypatch.setattr(measure_all.card, "finish", lambda *_: [""])
     monkeypatch.setenv("MACHINE", "m")
 
@@ -103,7 +102,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     monkeypatch.setenv("FRAMEWORK", framework)
     models = set()
     for device in (CPU, CUDA, NVIDIA, MPS, Device("xpu", None, "2.15", 1)):
-        planned = measure_all.plan_benchmarks(read_fixed_run("all"), device, "bfloat16")
+        planned = measure_all.plan_benchmarks(read_runs("all")[0], device, "bfloat16")
         assert planned
         models |= {workload_of_command(each.command, each.settings.on(device.type)).model for each in planned.values()}
     assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
@@ -119,7 +118,7 @@ def count_in_runs(rows):
 def plan(device, sixteen="bfloat16", *memory, **environ):
     return [
         each.settings
-        for each in measure_all.plan_benchmarks(read_fixed_run("all", environ), device, sixteen, *memory).values()
+        for each in measure_all.plan_benchmarks(read_runs("all", environ)[0], device, sixteen, *memory).values()
     ]
 
 

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import packages
+from bench.settings import SettingError
+
 # Its file `cards` has a line for each card; an old driver's has no compute capability.
 NVIDIA_SMI = """#!/bin/sh
 case "$2 $3" in
@@ -188,3 +191,25 @@ def test_make_install_installs_what_is_asked_for(fresh_make):
     apart = [] if sys.platform == "darwin" else [".venv-tensorflow"], [".venv-jax", ".venv-mlx"]
     assert fresh_make("install", FRAMEWORK="TF") == (0, [], apart[0])
     assert fresh_make("install", FRAMEWORK="all") == (0, [], apart[1])
+
+
+@pytest.mark.parametrize("command", ["image", "install"])
+def test_a_list_of_frameworks_installs_each(fresh_make, command):
+    apart = [] if sys.platform == "darwin" else [".venv-jax"]
+    assert fresh_make(command, FRAMEWORK="torch,JAX") == (0, [], [*apart, ".venv"])
+    status, said, installed = fresh_make("test", FRAMEWORK="torch,jax")
+    assert (status, "FRAMEWORK='torch,jax'" in said[0], installed) == (2, True, [])
+
+
+def test_each_framework_has_the_python_of_its_environment(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "platform", "linux")
+    assert packages.python_of("jax") == sys.executable  # that of this process was not made there
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv/installed").touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert packages.python_of("torch") == str(tmp_path / ".venv/bin/python")
+    with pytest.raises(SettingError, match=r"^FRAMEWORK='jax' .*make install FRAMEWORK=jax"):
+        packages.python_of("jax")
+    monkeypatch.setenv("PYTHON", "python3")
+    assert packages.python_of("jax") == sys.executable

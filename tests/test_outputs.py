@@ -17,8 +17,8 @@ import pytest
 import best_settings
 import compare_results
 import measure_all
-from bench import doctor, frameworks
-from bench.host import environment, meters, resources
+from bench import doctor, frameworks, packages
+from bench.host import environment, resources
 from bench.plots import card, draw
 from bench.records import report
 from bench.records.verdict import Rate
@@ -95,12 +95,10 @@ def print_all(folder, monkeypatch):
 def print_doctor(folder, monkeypatch):
     """Examine a machine on battery whose PyTorch works, TensorFlow crashes, JAX lacks a library, MLX is missing."""
     session = SimpleNamespace(precisions={"matmul": "float32"}, step=list, after_first_step=list, copy_items=list)
-    power = SimpleNamespace(power_scope="gpu board")
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
     for module, name, value in (
         (frameworks, "load", lambda name: framework),
-        (meters, "open_instruments", lambda *_: meters.Instruments(power, dict)),
         (environment, "refuse_rosetta", lambda: None),
         (environment, "find_commit", lambda: "0123456789ab-dirty"),
         (environment, "find_power_source", lambda: "battery"),
@@ -111,6 +109,7 @@ def print_doctor(folder, monkeypatch):
         (doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34)),
         (doctor.shutil, "which", lambda name: None),
         (doctor, "ROOT", folder),
+        (packages, "ROOT", folder),
         (sys, "platform", "linux"),
     ):
         monkeypatch.setattr(module, name, value)
@@ -120,9 +119,6 @@ def print_doctor(folder, monkeypatch):
         python.parent.mkdir(parents=True)
         python.write_text(f"#!/bin/sh\n{program}\n")
         python.chmod(0o755)
-    for name in (*programs, "mlx"):
-        (folder / "requirements").mkdir(exist_ok=True)
-        (folder / "requirements" / f"{name}.txt").touch()
     doctor.examine(["tensorflow", "jax", "mlx"])
     doctor.report_framework("torch")  # as in a process of its own
 

@@ -40,7 +40,6 @@ def test_defaults_depend_on_the_command_and_the_device():
         ("image", {"BATCH_SIZE": " 8 ", "PRECISION": "Float32", "NUM_DEVICES": "All"}, (8, "float32", "all")),
         ("image", {"SCOPE": "input,device", "MACHINE": "../../tmp/x"}, (("input", "device"), "tmp-x")),
         ("image", {"FRAMEWORK": "tf", "MEMORY_FORMAT": "channels_last"}, ("tensorflow", "channels_last")),
-        ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}, ("jax", True)),  # it always compiles
         ("image", {"COMPILE": "Max-Autotune", "PRECISION": "half"}, ("max-autotune", "float16")),
         ("tflops", {"SIZES": "64, 8X16x32, 64x64x64"}, (((64, 64, 64), (8, 16, 32)),)),  # each once
         ("tflops", {"PRECISION": "fp32,fp16,bf16,fp64,Float16"}, (("float32", "float16", "bfloat16", "float64"),)),
@@ -94,7 +93,7 @@ def test_a_wrong_value_names_what_was_probably_meant(command, name, text, meant)
         ("image", {"FRAMEWORK": "tensorflow", "SCOPE": "device,end_to_end"}),
         ("llm", {"FRAMEWORK": "tensorflow"}),
         ("llm", {"FRAMEWORK": "torch", "WEIGHT_BITS": "4"}),
-        ("llm", {"FRAMEWORK": "mlx", "WEIGHT_BITS": "8", "PHASE": "training"}),
+        ("image", {"FRAMEWORK": "jax", "COMPILE": "0"}),  # it always compiles
         ("tflops", {"OPS": "int8", "SIZES": "64"}),
         ("tflops", {"OPS": "bandwidth,int8", "PRECISION": "float32"}),
     ],
@@ -110,8 +109,8 @@ def test_contradictions_are_refused_with_all_that_was_given(command, environ):
         ("BATCH_SIZE", "8 16", "a list has commas"),
         ("PRECISION", "float16;bfloat16", "a list has commas"),
         ("MODEL", "resnet50,", "leave out its comma"),
-        ("FRAMEWORK", "torch,jax", "cannot be a list"),
-        ("MAX_SECONDS", "0,5", "a decimal has a point"),
+        ("RUNS", "1,2", "one value"),
+        ("MAX_SECONDS", "0,5", "decimals follow a point"),
     ],
 )
 def test_commas_that_are_missing_or_too_many_are_told(name, text, words):
@@ -122,6 +121,7 @@ def test_commas_that_are_missing_or_too_many_are_told(name, text, words):
 def test_a_contradiction_names_its_fix():
     assert "COMPILE=0" in refusal("llm", FRAMEWORK="mlx", PHASE="decode", COMPILE="1")
     assert "FRAMEWORK=mlx" in refusal("llm", WEIGHT_BITS="4")
+    assert "PHASE=prefill" in refusal("llm", WEIGHT_BITS="4", FRAMEWORK="mlx", PHASE="training")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_misspelt_variable_is_refused_with_what_was_meant(name, meant):
 
 def test_settings_that_would_change_fixed_work_are_refused():
     with pytest.raises(SettingError, match="BATCH_SIZE"):
-        settings.read_fixed_run("noise", {"BATCH_SIZE": "8"})
+        read_runs("all", {"BATCH_SIZE": "8"})
 
 
 def test_ordinary_variables_are_left_alone():
@@ -177,6 +177,7 @@ DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does
         ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
         ("llm", {"PHASE": " Prefill,decode", "DEPTH": "0,9"}, [{"PHASE": "Prefill", "DEPTH": "0"}, *DECODE]),
         ("image", {"COMPILE": "0,1,0"}, [{"COMPILE": "0"}, {"COMPILE": "1"}]),
+        ("tflops", {"FRAMEWORK": "torch,JAX"}, [{"FRAMEWORK": "torch"}, {"FRAMEWORK": "JAX"}]),
         ("image", {"MODEL": "vgg11,vgg11"}, [{"MODEL": "vgg11"}]),  # a list that is not compared
         ("image", {"PRECISION": "fp32,float32", "BATCH_SIZE": "8,08"}, [{"PRECISION": "fp32", "BATCH_SIZE": "8"}]),
     ],
@@ -187,6 +188,25 @@ def test_runs_that_the_lists_ask_for(command, environ, changes):
     for run in runs:  # a child reads the same settings without a list
         assert run.environ == environ | run.choices
         assert read_settings(command, run.environ) == run.settings
+
+
+def test_frameworks_of_a_list_have_their_own_defaults_which_are_named():
+    first, second = read_runs("image", {"FRAMEWORK": "torch,jax"})
+    assert [run.settings.compile for run in (first, second)] == [False, True]
+    assert first.differences == {"FRAMEWORK": "torch", "MEMORY_FORMAT": "channels_first"}
+    assert second.differences == {"FRAMEWORK": "jax", "MEMORY_FORMAT": "channels_last"}
+
+
+@pytest.mark.parametrize("command", ["all", "best", "plot", "compare", "submit", "tests"])
+def test_a_command_that_measures_no_list_refuses_one(command):
+    for name, text in (("FRAMEWORK", "torch,jax"), ("USE_GPU", "0,1")):
+        with pytest.raises(SettingError, match=f"^{name}='{text}' .*one value"):
+            read_runs(command, {name: text})
+
+
+def test_what_one_framework_of_a_list_lacks_is_refused():
+    with pytest.raises(SettingError, match="FRAMEWORK='mlx' and PRECISION='float64'"):
+        read_runs("image", {"FRAMEWORK": "torch,mlx", "PRECISION": "float64"})
 
 
 def test_the_page_of_settings_has_each_with_its_commands_and_defaults():

@@ -124,7 +124,7 @@ def compare_runs(rows, base_rows, chosen=()):
 
     Args:
         rows, base_rows: those of each run, of any quantities; rates of the scope device are compared.
-        chosen: columns in which the two may differ.
+        chosen: columns in which the two may differ; use_gpu: in the device.
     """
     ours, bases = (
         {(row["group"], row["process"]): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows)
@@ -133,9 +133,10 @@ def compare_runs(rows, base_rows, chosen=()):
     if not pairs:
         return None
     ratios = [ratio_of(*pair) for pair in pairs]
-    differing = [name for name in WORK if name not in chosen and any(row[name] != base[name] for row, base in pairs)]
+    allowed = {"device" if name == "use_gpu" else name for name in chosen}
+    differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
     ratio = Rate(statistics.median(ratios), *median_interval(ratios, rho=0))
-    return Comparison(ratio, len(ratios), differing)
+    return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed])
 
 
 def ratio_of(row, base):

@@ -25,6 +25,7 @@ MATMULS = ("matmul", "matmul-8bit")
 # Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
 LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
 LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution"}
+FIXES = {"compile": "COMPILE=1 (JAX always compiles)", "device": "USE_GPU=0"}  # if two runs differ in a column
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -293,14 +294,13 @@ def describe_comparison(comparison, choices, base_choices):
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
-        other = " and ".join(map(str.upper, comparison.differing))
-        return f"{name} and {base_name} are not compared: their defaults for {other} differ too; set both"
+        fixes = " and ".join(FIXES.get(column) or column.upper() for column in comparison.differing)
+        return f"{name} and {base_name} are not compared, because other settings differ, too: set {fixes}"
     ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
-    verdict = verdict_of(comparison.ratio)
-    if comparison.pairs < ENOUGH_PAIRS:
-        verdict = f"no verdict below {ENOUGH_PAIRS} pairs"
-    pairs = describe_pairs(comparison)
-    return f"{name} is {ratio} times as fast as {base_name} ({low} to {high}, {pairs}): {verdict}"
+    is_enough = comparison.pairs >= ENOUGH_PAIRS
+    verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
+    interval = f"{low} to {high}, {describe_pairs(comparison)}"
+    return f"{name} is {ratio} times as fast as {base_name} ({interval}): {verdict}"
 
 
 def describe_pairs(comparison):

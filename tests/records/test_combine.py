@@ -115,10 +115,10 @@ def test_a_pair_is_the_median_of_neighbouring_slices():
 @pytest.mark.parametrize("place", [0, 1])
 def test_work_that_differs_in_more_than_the_chosen_setting_is_told(place):
     other = [process(1, 2.0, compile=1), process(2, 2.0, compile=1)]
-    other[place][0]["batch_size"] = 64
+    other[place][0] |= {"batch_size": 64, "device": "cuda"}
     found = compare_runs(other[0] + other[1], process(1, 1.0) + process(2, 1.0), chosen=["compile"])
     assert found is not None
-    assert found.differing == ["batch_size"]
+    assert found.differing == ["batch_size", "device"]
 
 
 def test_a_process_that_failed_leaves_its_pair_out():
