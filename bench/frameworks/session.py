@@ -141,6 +141,8 @@ class BaseSession:
 class InputSession(BaseSession):
     """A step prepares one batch and copies it to the device, without a model."""
 
+    steps_run = True  # a step returns when its batch is there
+
     def __init__(self, context, workload, settings):
         super().__init__(context, workload, settings)
         self.read_files()

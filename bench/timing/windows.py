@@ -154,13 +154,12 @@ class Timer:
 
         If the model is slower than the pipeline, the queue is as full at the end, so there is nothing to discard.
         """
-        start, steps, block = self.clock(), 0, max(1, self.session.num_workers)
-        while True:
-            seconds = timed(self.session, self.clock, block)
+        pace, steps, block = self.first_step_seconds, 1, max(1, self.session.num_workers)
+        start = self.clock() - pace
+        while steps < max(self.session.queue_steps, MIN_WARMUP_STEPS) and self.clock() - start < self.max_seconds / 3:
+            pace = timed(self.session, self.clock, block) / block
             steps += block
-            is_late = self.clock() - start >= self.max_seconds / 3
-            if steps >= max(self.session.queue_steps, MIN_WARMUP_STEPS) or is_late:
-                return seconds / block
+        return pace
 
     def time_submitting(self):
         """Return the median seconds in which the host submits a step to an idle device; 0 if steps are not queued."""
