@@ -58,15 +58,15 @@ def benchmark(command, make_workload=None, measure=child.measure_workload, descr
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
-
-    def start():
-        if process.TASK in os.environ:  # a child is the same script
-            return child.main(command, make_workload, measure)
-        if ranks.read_ranks().are_many:
-            return measure_as_rank(command, make_workload, measure, describe_rows)
-        return measure_command(command, make_workload, describe_rows)
-
-    return process.run_script(start)
+    if process.TASK in os.environ:  # a child is the same script
+        return process.run_script(lambda: child.main(command, make_workload, measure))
+    return process.run_script(
+        lambda: (
+            measure_as_rank(command, make_workload, measure, describe_rows)
+            if ranks.read_ranks().are_many
+            else measure_command(command, make_workload, describe_rows)
+        )
+    )
 
 
 def measure_command(command, make_workload, describe_rows):
@@ -128,13 +128,16 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
     lines = []
     if command not in WORKLOADS or not FRAMEWORKS[parse_settings(command, os.environ).framework].runs_on_many:
         ranks.refuse_ranks(f"make {command}")
-    # NUM_DEVICES lets read_runs() refuse settings that need a single device.
-    run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
+    os.environ["NUM_DEVICES"] = str(me.world_size)  # settings that need a single device are refused
+    run, *others = read_runs(command)
     if others or run.settings.runs not in (None, 1):
         what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
         raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
     host = environment.read_host(run.settings.machine)
-    status = child.open_and_measure(run.settings, make_workload, measure, lines.append)
+    status = child.main(command, make_workload, measure, lines.append)
+    for line in lines:
+        if "mistake" in line:
+            raise SettingError(line["mistake"])
     rows = make_rows(host, lines, run_id=run.run_id, process=1)
     if me.rank == 0 and rows:
         with process.deferred_interrupts():

@@ -83,12 +83,12 @@ class Timer:
         """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
         return self.session.queue_steps is not None
 
-    def measure(self, requests=({"seconds": True},)):
+    def measure(self, requests=({},)):
         """Measure with garbage collection disabled; return the cells of the result, flags as words of a text.
 
         Args:
-            requests: what to measure when it is warmed up, one after the other: windows until the timer's own limits
-                ({"seconds": ...}), or for so many seconds ({"slice": 0.25}).
+            requests: what to measure when it is warmed up, one after the other: windows for so many seconds
+                ({"slice": 0.25}), or until the timer's own limits ({}).
 
         Returns:
             After Ctrl-C the cells of the complete windows, with the status "interrupted".
@@ -98,6 +98,7 @@ class Timer:
             KeyboardInterrupt: Ctrl-C before the first window was complete.
         """
         with collection_disabled():
+            self.first_step_seconds = timed(self.session, self.clock, 1)  # it compiles, or tries several algorithms
             self.start()
             counters = start_counters(self)
             reason = ""
@@ -111,9 +112,8 @@ class Timer:
             return self.finish(counters, reason)
 
     def start(self):
-        """Run the first step and the warm-up, choose the steps of a window, and check that all of them run."""
+        """Warm up after the first step, choose the steps of a window, and check that all of them run."""
         session, clock = self.session, self.clock
-        self.first_step_seconds = timed(session, clock, 1)  # it compiles, or tries several algorithms
         session.after_first_step()
         began = clock()
         step_seconds = self.drain_queue() if self.is_stream else self.warm_up()
