@@ -41,6 +41,7 @@ from bench.settings import (
 log = logging.getLogger("bench")
 
 PROCESSES, COMPARED_PROCESSES = 3, 5  # of each run, and in a list that is compared
+MOST_LOGGED = 4  # results of a process, in a line
 SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # of windows, before another process works
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
@@ -323,8 +324,12 @@ def measure_round(children, host, number, group, is_together, devices):
                     mistake = f"{devices[run]} was measured, but only {device} is found now: run `make doctor`"
                 elif rows:
                     rows_by_run[run] = rows
-                    work = f"{describe_work(rows[0])}: " if len(children) > 1 else ""
-                    log.info("process %d: %s%s", number, work, "; ".join(map(report.describe_rate, rows)))
+                    rates = (
+                        f"{len(rows)} results"
+                        if len(rows) > MOST_LOGGED
+                        else "; ".join(map(report.describe_rate, rows))
+                    )
+                    log.info("process %d of %s: %s", number, describe_work(rows[0]), rates)
                 error = error or (SettingError(mistake) if mistake else None)
             if error or not (is_together and ran_out(rows_by_run)):
                 folder = next(iter(children)).settings.results_dir
