@@ -32,7 +32,6 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-WARMING_UP = "warming up"  # note while a compiler may work
 COMPARING = "the process ended before its last check"  # note of a row until then
 ENERGY = ("power_watts", "joules_per_item", "power_scope")
 REST_SECONDS = 0.01
@@ -134,7 +133,7 @@ class Measurer:
             for scope in scopes:
                 if scope == "end_to_end" and not session.stream:
                     session.read_files()
-                yield scope, {"status": process.BEGUN, "note": WARMING_UP if scope == scopes[0] else "measuring"}
+                yield scope, {"status": process.BEGUN, "note": "warming up"}
                 begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
                 timer = self.make_timer(workload, scope, session, begun)
                 is_asked = scope == "device" and self.requests

@@ -56,7 +56,7 @@ PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
 OPERATORS = ("matmul", "convolution", "bandwidth")
 PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 # What a row of ours may say: a result, why a process has none, and what a check refused.
-STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")
+STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out")
 STATUSES += ("wrong_output", "wrong_model", "work_skipped")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
