@@ -114,7 +114,6 @@ class Child:
 
     Attributes:
         lines: what it has said, a dict each.
-        seconds: that it has worked, without what other children worked meanwhile.
         exit_status: None while it works, and if it never began. Negative: the signal that ended it, SIGALRM for the
             time limit. INTERRUPTED: it was closed before it ended.
     """
@@ -126,12 +125,12 @@ class Child:
             environ: its whole environment.
             show: called while it works and once after its end, with this object and a list of the lines that it has
                 printed since the last call.
-            limit: seconds of work after which it is killed.
+            limit: seconds without an answer after which it is killed.
         """
         self.command, self.environ, self.show, self.limit = command, environ, show, limit
         self.lines, self.printed = [], []
         self.has_news = threading.Event()
-        self.seconds, self.exit_status, self.process = 0.0, None, None
+        self.exit_status, self.process = None, None
 
     def work(self, *requests):
         """Send requests, dicts, and let the process work until it waits for another one; return False if it ends.
@@ -140,7 +139,7 @@ class Child:
         """
         if not self.process:
             self._start()
-        said, before, began = len(self.lines), self.seconds, time.monotonic()
+        said, deadline = len(self.lines), time.monotonic() + self.limit
         with suppress(OSError):  # it may have died
             self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests))
             self.process.stdin.flush()
@@ -148,10 +147,9 @@ class Child:
             self.has_news.wait(POLL_SECONDS)
             self.has_news.clear()
             self._show()
-            self.seconds = before + time.monotonic() - began
             if any(line.get("note") == WAITING for line in self.lines[said:]):
                 return True
-            if self.seconds > self.limit:
+            if time.monotonic() > deadline:
                 self._end(-signal.SIGALRM)
                 return False
         # Ctrl-C does not reach a child: another program has ended it.

@@ -30,7 +30,7 @@ ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first lo
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
 MIN_MEASURED_SECONDS = 0.5
-STREAM_SHARE, STREAM_WINDOWS = 2 / 3, 40  # of MAX_SECONDS for a pipeline, and its windows in that time
+STREAM_SHARE = 2 / 3  # of MAX_SECONDS, for a pipeline
 ENOUGH_QUEUES = 10
 SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
 MOST_RATES = 100
@@ -194,11 +194,10 @@ class Timer:
 
     def choose_stream_steps(self, step_seconds):
         """Return the batches in a window: a multiple of the workers, which deliver one after the other."""
-        workers, seconds = max(1, self.session.num_workers), STREAM_SHARE * self.max_seconds
-        if workers * step_seconds > seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
+        seconds = max(1, self.session.num_workers) * step_seconds
+        if seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
             return 1
-        window = max(MIN_WINDOW_SECONDS, seconds / STREAM_WINDOWS)
-        return workers * max(1, round(window / (step_seconds * workers)))
+        return max(1, self.session.num_workers) * max(1, round(MIN_WINDOW_SECONDS / seconds))
 
     def measure_windows(self):
         """Time windows until find_stop_reason() has one; return it.
