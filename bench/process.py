@@ -141,7 +141,7 @@ class Child:
             self._start()
         said, deadline = len(self.lines), time.monotonic() + self.limit
         with suppress(OSError):  # it may have died
-            self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests))
+            self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
             self.process.stdin.flush()
         while self.process.poll() is None:
             self.has_news.wait(POLL_SECONDS)
@@ -165,9 +165,7 @@ class Child:
         keep_awake()
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with deferred_interrupts():
-            self.process = subprocess.Popen(
-                self.command, env=self.environ, start_new_session=True, text=True, errors="replace", **pipes
-            )
+            self.process = subprocess.Popen(self.command, env=self.environ, start_new_session=True, **pipes)
             streams = self.process.stdout, self.process.stderr
             self.readers = [threading.Thread(target=self._read, args=[each], daemon=True) for each in streams]
             for reader in self.readers:
@@ -177,11 +175,12 @@ class Child:
 
     def _read(self, stream):
         """Keep the lines of a pipe, in a thread of its own."""
-        for text in stream:
+        for line in stream:
+            text = line.decode(errors="replace")
             if text.startswith('{"') and text.endswith("\n") and stream is self.process.stdout:
                 self.lines.append(json.loads(text))
             else:
-                self.printed.append(text.rstrip("\n"))
+                self.printed.append(text.rstrip())
             self.has_news.set()
 
     def _show(self):
