@@ -9,6 +9,7 @@ processes, or what is printed; bench/run.py does.
 import atexit
 import logging
 import os
+import platform
 import statistics
 import sys
 import time
@@ -106,7 +107,7 @@ class Measurer:
     def write(self, cells):
         """Write a line with these cells and those of the device, on rank 0 only."""
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
-        about = {name: getattr(self.device, name) for name in names}
+        about = {name: getattr(self.device, name) for name in names} | {"python": platform.python_version()}
         if not self.group.ranks.rank:
             self.send(about | {"device": self.device.type, "nodes": self.group.ranks.nodes} | cells)
 
