@@ -174,7 +174,7 @@ DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does
     [
         ("image", {"BATCH_SIZE": "4", "SCOPE": "device,input"}, [{}]),
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
-        ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
+        ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"MODEL": "vgg11"}, {"MODEL": "vgg16"}]),
         ("llm", {"PHASE": " Prefill,decode", "DEPTH": "0,9"}, [{"PHASE": "Prefill", "DEPTH": "0"}, *DECODE]),
         ("image", {"COMPILE": "0,1,0"}, [{"COMPILE": "0"}, {"COMPILE": "1"}]),
         ("tflops", {"FRAMEWORK": "torch,JAX"}, [{"FRAMEWORK": "torch"}, {"FRAMEWORK": "JAX"}]),
