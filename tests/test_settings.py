@@ -186,7 +186,7 @@ def test_runs_that_the_lists_ask_for(command, environ, changes):
     runs = read_runs(command, environ | {"MAKEFLAGS": ""})
     assert [run.choices for run in runs] == changes
     for run in runs:  # a child reads the same settings without a list
-        assert run.environ == environ | run.choices
+        assert run.environ == {SYNONYMS.get(name, name): text for name, text in environ.items()} | run.choices
         assert read_settings(command, run.environ) == run.settings
 
 
