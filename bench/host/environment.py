@@ -50,12 +50,6 @@ class Card:
     memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
     power_limit: str = ""  # "450.00 W", or "[N/A]"
 
-    @property
-    def limit_watts(self):
-        """Return the power limit as a whole number; None if the card has none."""
-        limit = re.match("[1-9][0-9]*", self.power_limit)
-        return int(limit[0]) if limit else None
-
 
 def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
@@ -101,10 +95,9 @@ def find_card():
 
 def explain_missing_compiler():
     """Return one clause if what COMPILE needs is missing; else ""."""
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
-    if (shutil.which("cc") or shutil.which("gcc")) and header.exists():
-        return ""
-    return "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
+    has_header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    has_all = has_header and (shutil.which("cc") or shutil.which("gcc"))
+    return "" if has_all else "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
 
 
 def explain_choice(device_name):
@@ -131,7 +124,7 @@ def explain_missing_gpu(framework):
             f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
             f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
         )
-    vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
+    vendors = [read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")]
     if NVIDIA in vendors:
         return "`nvidia-smi` does not list this machine's card: install its driver (in Docker: `docker run --gpus all`)"
     return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
@@ -198,12 +191,10 @@ def refuse_wrong_clock():
 
 def explain_commit(commit, root=ROOT):
     """Return why rows with this result of find_commit() cannot be sent, with the fix; "" if they can."""
-    if commit:
-        changed = "the code was changed, so its results cannot be sent: `git stash` the changes"
-        return changed if commit.endswith("-dirty") else ""
-    if not (root / ".git").exists():
-        return "this folder is not a git clone, so its results cannot be sent: `git clone` the repository"
-    return f"git is missing, fails or takes over 20 s, so results cannot be sent: `git -C {root} status` says why"
+    if not commit:
+        return f"git fails, so results cannot be sent: use a `git clone`, in which `git -C {root} status` works"
+    changed = "the code was changed, so its results cannot be sent: `git stash` the changes"
+    return changed if commit.endswith("-dirty") else ""
 
 
 def ask_git(root, *command):
@@ -213,9 +204,9 @@ def ask_git(root, *command):
 
 
 def output_of(*command):
-    """Return what a command prints in English; None if it is missing, fails or hangs. The user's GIT_* are ignored."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    env["PATH"] = f"{env.get('PATH', os.defpath)}:/usr/lib/wsl/lib"  # WSL2's nvidia-smi, which SSH and sudo leave out
+    """Return what a command prints in English; None if it is missing, fails or hangs."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/lib/wsl/lib"  # WSL2's nvidia-smi, which SSH and sudo leave out
+    env = os.environ | {"LC_ALL": "C", "PATH": path}
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20, env=env).decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
@@ -253,19 +244,17 @@ class Host:
 
 
 def read_linux_cpu():
-    """Return the CPU's name and id, either None if unknown; ARM chips with two types of cores have both of each."""
+    """Return the CPU's name and id, the id None if unknown; of ARM chips with two types of cores, those of both."""
     cpu = read_text("/proc/cpuinfo")
-    core = r"^CPU implementer\s*: (.+)\n.+\nCPU variant\s*: (.+)\nCPU part\s*: (.+)\nCPU revision\s*: (.+)"
-    if cores := sorted(set(re.findall(core, cpu, re.MULTILINE))):
-        chip = output_of("lscpu") or ""
-        # Docker on a Mac has no name ("-").
-        names = re.findall("^ *Model name: +(.*\\w)", chip, re.M) or re.findall("^Vendor ID: +([A-Z]\\w+)", chip, re.M)
-        ids = ["implementer {} variant {} part {} revision {}".format(*each) for each in cores]
-        return " + ".join(dict.fromkeys(names)) or platform.machine(), " + ".join(ids)
-    chip = dict(re.findall(r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)", cpu, re.MULTILINE))
-    cpu_name = chip.pop("model name", None) or platform.processor() or platform.machine() or None
-    x86_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}"
-    return cpu_name, x86_id.format(**chip) if len(chip) == 4 else None
+    fields = r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)"
+    chip = dict(re.findall(fields, cpu, re.MULTILINE))
+    if len(chip) == 5:
+        return chip["model name"], "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
+    # ARM's names are known to lscpu only; Docker on a Mac has none ("-").
+    names = re.findall(r"^ *Model name: +(.*\w)", output_of("lscpu") or "", re.MULTILINE)
+    types = dict.fromkeys(re.findall(r"^CPU (implementer|part)\s*: (.+)$", cpu, re.MULTILINE))
+    cpu_id = " ".join(f"{name} {text}" for name, text in types)
+    return " + ".join(dict.fromkeys(names)) or platform.machine(), cpu_id or None
 
 
 def installed_bytes():
@@ -274,15 +263,14 @@ def installed_bytes():
 
 def read_host(machine=None):
     """Return this machine's Host; `machine` names it instead of its devices."""
-    cpu_count = os.cpu_count() or 1
-    cpu_id = None
-    cards = list_cards()
     card = find_card()
+    limit = re.match("[1-9][0-9]*", card.power_limit) if card else None
     commit = find_commit()
     if commit is None:
         log.warning("%s", explain_commit(commit))
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
+        cpu_id = None
         # A Python that was built with an older SDK is told that macOS 26 is 16.
         os_name = f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}"
     else:
@@ -293,10 +281,10 @@ def read_host(machine=None):
         machine=machine,
         gpu_cores=find_apple_gpu_cores(),
         cpu_name=cpu_name,
-        cpu_count=cpu_count,
+        cpu_count=os.cpu_count() or 1,
         cpu_id=cpu_id,
-        driver=cards[0].driver if cards else None,
-        power_limit_watts=card.limit_watts if card else None,
+        driver=next((each.driver for each in list_cards()), None),
+        power_limit_watts=int(limit[0]) if limit else None,
         memory_gb=round(installed_bytes() / GIB, 1),
         os=os_name,
         power_source=find_power_source(),
