@@ -6,16 +6,19 @@ Bars of our own measurements are filled, published ones are hollow.
 import pandas as pd
 
 from bench.plots import draw, frames
-from bench.plots.draw import Curve
-from bench.records import columns, tables
+from bench.plots.draw import COLOURS, GREY, PUBLISHED
+from bench.records import columns
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
 from bench.settings import PARTS, WORKLOADS
 
-MAX_BARS = 8  # in a panel
+MAX_BARS = 8  # of a work
 MAX_PANELS = 14
 MAX_CURVES = 20
-PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
+PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
+# Inches from the left: what a row did differently, the bars, and the values at the right edge.
+HOW, BAR, BAR_END, WIDE = 1.75, 3.95, 6.6, 7.3
+LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 
@@ -23,7 +26,7 @@ DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "n
 def draw_all(stored, folder, form):
     """Draw every plot that has rows into a folder and return the paths."""
     figures = {folder / f"{picture.__name__}.{form}": picture(stored) for picture in PICTURES}
-    return [draw.save(figure, path, bbox_inches="tight") for path, figure in figures.items() if figure]
+    return [draw.save(figure, path) for path, figure in figures.items() if figure]
 
 
 def standard_set_gpu(stored):
@@ -35,31 +38,36 @@ def standard_set_cpu(stored):
 
 
 def draw_works(stored, kind):
-    """Draw a panel for each work that two machines or sources have on this kind of device, and for the peaks."""
-    models, peaks = group_works(stored.valid, kind)
-    panels = []
-    for rows in models[: MAX_PANELS - len(peaks)] + peaks:
+    """Draw the bars of each work that two machines or sources have on this kind of device, and of the peaks."""
+    works = group_works(stored.valid, kind)
+    if all(row["published"] for rows in works for row in choose_bars(rows)):
+        return None
+    sheet = draw.Sheet(WIDE)
+    top = 0.1
+    for rows in works:
         kept = choose_bars(rows)
-        how = [", ".join(filter(None, [describe_how(row), row["setup"]])) for row in kept]
         count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
-        frame = pd.DataFrame(kept)[[*tables.RATE, "published"]].assign(
-            name=[name_device(row) for row in kept],
-            text=[format_number(row["value"]) for row in kept],
-            note=how,
-        )
-        panels.append((f"{name_work(kept[0])}, {kept[0]['per']}{count}", frame))
-    return None if all(frame["published"].all() for _, frame in panels) else draw.bars(panels)
+        sheet.write(f"{name_work(kept[0])}, {kept[0]['per']}{count}", 0, top, WIDE, 9.5)
+        top += 0.22
+        colours = [PUBLISHED if row["published"] else COLOURS[0] for row in kept]
+        sheet.bars(kept, colours, top, BAR, BAR_END)
+        for row in kept:
+            sheet.write(name_device(row), 0, top, HOW - 0.1, 8)
+            how = ", ".join(filter(None, [describe_how(row), row["setup"]]))
+            sheet.write(how, HOW, top, BAR - HOW - 0.1, 7, color=GREY)
+            sheet.write(format_number(row["value"]), WIDE, top, WIDE - BAR_END, 8, ha="right")
+            top += draw.ROW
+        top += 0.2
+    sheet.write(LEGEND, 0, top, WIDE, 7.5, color=GREY)
+    return sheet.end(top + 0.1)
 
 
 def group_works(lines, kind):
-    """List the rows of each work that two machines or sources have.
+    """List the rows of each work that two machines or sources have, at most MAX_PANELS works.
 
-    Of the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and
-    the published one.
-
-    Returns:
-        (the works of models: those with own rows first, then the fullest; the peaks in the order of PEAKS, and the
-        bandwidth of a copy).
+    Works of models with own rows come first, then the fullest; the last are the peaks in the order of PEAKS, and the
+    bandwidth of a copy. Of the rows of one work the highest of each machine and framework counts; of a peak that of
+    each chip, ours and the published one.
     """
     lines = lines[
         ~lines["phase"].isin(PARTS)
@@ -75,13 +83,12 @@ def group_works(lines, kind):
             works.setdefault(work_of(row), {}).setdefault(of, row)
     found = [list(rows.values()) for rows in works.values()]
     found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
-
     models = [rows for rows in found if rows[0]["phase"]]
     models.sort(key=lambda rows: (all(row["published"] for row in rows), -len(rows)))
     order = [*PEAKS, "copy"]
     peaks = [rows for rows in found if not rows[0]["phase"]]
     peaks.sort(key=lambda rows: order.index("copy" if rows[0]["model"] == "copy" else rows[0]["precision"]))
-    return models, peaks
+    return models[: MAX_PANELS - len(peaks)] + peaks
 
 
 def choose_bars(rows):
@@ -150,10 +157,13 @@ def name_matmul(top):
 
 
 def curves_of(lines, x, apart=(), name=name_line, least=1):
-    """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
+    """Build at most MAX_CURVES curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
     A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
-    and `name` names a curve after that line. [] if none of them is our own.
+    and `name` names a curve after that line.
+
+    Returns:
+        [(name, its lines with the column `x`)]; [] if none of them is our own.
     """
     by = [*frames.WHO, *apart]
     lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x]).sort_values(x)
@@ -163,9 +173,8 @@ def curves_of(lines, x, apart=(), name=name_line, least=1):
     lines = lines.assign(x=lines[x])
     tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(lines.groupby(by)))
-    curves = []
     tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
-    for top in tops.sort_values("value", ascending=False).to_dict("records"):
-        words = name(top) + (" (published)" if top["published"] else "")
-        curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
-    return curves
+    return [
+        (name(top) + (" (published)" if top["published"] else ""), parts[tuple(top[column] for column in by)])
+        for top in tops.sort_values("value", ascending=False).to_dict("records")
+    ]
