@@ -1,7 +1,6 @@
 """Draw sheets of text and bars, and panels of lines, without a screen. No other file imports matplotlib."""
 
 import io
-import textwrap
 
 import matplotlib
 
@@ -21,7 +20,6 @@ GREY = "#555555"
 MARKERS = "osD^vPX"  # seven, so that 56 lines differ in colour or marker
 DASHES = ("-", "--", "-.", ":")
 LOG_FROM = 20  # largest value over smallest: above this, the axis of a panel is logarithmic
-LEGEND = 100  # letters of a line's name before it is wrapped; of half of them, two are side by side
 DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
 MARGIN = 0.25  # around a picture
@@ -93,7 +91,7 @@ def lines(curves, y_name, title, x_name, is_log2=False):
             frame["x"],
             frame["value"],
             yerr=[below, above],
-            label=textwrap.fill(name, LEGEND),
+            label=name,
             color=COLOURS[i % len(COLOURS)],
             marker=MARKERS[i % len(MARKERS)],
             linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
@@ -118,9 +116,7 @@ def lines(curves, y_name, title, x_name, is_log2=False):
     panel.set(xlabel=x_name, ylabel=y_name)
     panel.grid(alpha=0.3)
     panel.set_title(title, fontsize=9.5)
-    is_short = all(len(name) < LEGEND / 2 for name, _ in curves)
-    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.18), "ncols": 1 + is_short}
-    panel.legend(fontsize=7.5, frameon=False, **place)
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7.5, frameon=False)
     return figure
 
 

@@ -102,11 +102,11 @@ def choose_first(cells):
 
 
 def say_seconds(row):
-    """Describe the seconds of a source that states no rate."""
-    if pd.isna(row["seconds"]):
+    """Describe the seconds of a source that states no rate: of a step, or of a number of items."""
+    seconds, items = row["seconds"], row["items"]
+    if pd.isna(seconds):
         return f"{format_number(row['step_seconds_median'])} s per step"
-    items = f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
-    return f"{format_number(row['seconds'])} s{items}"
+    return f"{format_number(seconds)} s" + (f" for {items:,.0f} items" if items > 0 else "")
 
 
 def say_versions(row):

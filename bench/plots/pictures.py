@@ -133,7 +133,7 @@ def tflops(stored):
     lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    curves = curves_of(lines, "side", ["precision"], name_matmul, least=2)
+    curves = curves_of(lines, "side", ["precision"], least=2)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, "TFLOP/s", "Matrix multiplication", x_name, is_log2=True)
 
@@ -146,21 +146,10 @@ def name_device(row):
     return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['shown']} (CPU)"
 
 
-def name_line(top):
-    """Name a line by its device and what may differ from other lines."""
-    return f"{name_device(top)}, {describe_how(top)}"
-
-
-def name_matmul(top):
-    """Name a line of matmuls by its device, its precision and the size of the fastest one."""
-    return f"{name_line(top)}, {top['precision']}, best at {top['side']:.0f}"
-
-
-def curves_of(lines, x, apart=(), name=name_line, least=1):
+def curves_of(lines, x, apart=(), least=1):
     """Build at most MAX_CURVES curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
-    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
-    and `name` names a curve after that line.
+    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first.
 
     Returns:
         [(name, its lines with the column `x`)]; [] if none of them is our own.
@@ -174,7 +163,10 @@ def curves_of(lines, x, apart=(), name=name_line, least=1):
     tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
     parts = dict(list(lines.groupby(by)))
     tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
-    return [
-        (name(top) + (" (published)" if top["published"] else ""), parts[tuple(top[column] for column in by)])
-        for top in tops.sort_values("value", ascending=False).to_dict("records")
-    ]
+    curves = []
+    for top in tops.sort_values("value", ascending=False).to_dict("records"):
+        precision = "" if top["phase"] else top["precision"]  # of an operator
+        published = "published" if top["published"] else ""
+        name = ", ".join(filter(None, [name_device(top), describe_how(top), precision, published]))
+        curves.append((name, parts[tuple(top[column] for column in by)]))
+    return curves
