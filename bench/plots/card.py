@@ -62,26 +62,27 @@ def make_card(stored, machine, framework):
         return None
     shown = [row for of_line in by_line.values() for row in of_line.values()]
     others = choose_published([row for row in rows if row["published"]], shown, kind)
-    blocks = {line: list_bars(of_line.values(), others) for line, of_line in by_line.items()}
-    last = max(shown, key=lambda line: line["timestamp"])
+    last = max(shown, key=lambda row: row["timestamp"])
     counts = [row["processes"] for row in shown]
-    software = f"{FRAMEWORKS[framework].title} {last['framework_version']}"
     host = "host " if last["device"] == "cuda" else ""  # the card has its own
-    memory = f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else ""
     names = [name_chip(last), machine]
     if last["shown"] == machine:  # several machines call their chips by this name
         names.reverse()
-    subtitle = [names[1], memory, last["os"].partition(",")[0], software, last["timestamp"][:10]]
-    both = [row for row in mine if row["scope"] == "end_to_end" and row["bottleneck"]]
-    wholes = [row for line in STANDARD_SET if line.has_pipeline for row in frames.of_line(both, line).values()]
+    about = [names[1], f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else "", last["os"].partition(",")[0]]
+    about += [f"{FRAMEWORKS[framework].title} {last['framework_version']}", last["timestamp"][:10]]
+    whole = [row for row in mine if row["scope"] == "end_to_end" and row["bottleneck"]]
+    pipelines = [row for line in STANDARD_SET if line.has_pipeline for row in frames.of_line(whole, line).values()]
+    blocks = {}
+    for line, of_line in by_line.items():
+        blocks[line] = [bar for row in of_line.values() for bar in (row, *others[work_of(row)])]
     return Card(
         file=f"{machine}-{framework}.png",
         name=names[0],
-        subtitle="   ".join(filter(None, subtitle)),
+        subtitle="   ".join(filter(None, about)),
         tiles=list_tiles([row for row in rows if not row["published"]], last),
         blocks=blocks,
         processes=" to ".join(dict.fromkeys(map(str, (min(counts), max(counts))))),
-        limits=describe_limits(wholes[:1], shown),
+        limits=describe_limits(pipelines[:1], shown),
         doubts=name_missing(by_line, last) + list_doubts(by_line),
     )
 
@@ -96,26 +97,15 @@ def choose_published(published, shown, kind):
     offers = {}  # {(device, whether it is of this kind): {work: row}}
     for row in sorted(published, key=lambda row: row["value"]):
         if (work := work_of(row)) in own:
-            offers.setdefault((row["device_name"], row["kind"] == kind), {})[work] = row
+            of_device = offers.setdefault((row["device_name"], row["kind"] == kind), {})
+            framework = row["framework"] if row["framework"] != shown[0]["framework"] else ""
+            of_device[work] = row | {"framework": framework, "ratio": own[work] / row["value"]}
 
     def rank(device):
-        share = max(row["value"] / own[work] for work, row in offers[device].items())
-        return len(offers[device]), device[1], share
+        return len(offers[device]), device[1], -min(row["ratio"] for row in offers[device].values())
 
     best = sorted(offers, key=rank, reverse=True)[:MOST_PUBLISHED]
     return {work: [offers[device][work] for device in best if work in offers[device]] for work in own}
-
-
-def list_bars(rows, others):
-    """List the rows of a line, each followed by the published ones of its work with `how`, and `ratio` to them."""
-    bars = []
-    for row in rows:
-        bars.append(row)
-        for other in others[work_of(row)]:
-            framework = other["framework"] if other["framework"] != row["framework"] else ""
-            how = describe_how(other | {"framework": framework})
-            bars.append(other | {"ratio": row["value"] / other["value"], "how": how})
-    return bars
 
 
 def name_chip(line):
@@ -130,18 +120,16 @@ def list_tiles(rows, last):
 
     What another framework than that of `last` reached names it.
     """
-    best = peaks.measured_peaks(rows)
-    tiles = [(name, "TFLOP/s", f"{name} matmul") for name in PRECISIONS]
-    tiles.append(("bandwidth", "GB/s", "memory bandwidth"))
+    chip = peaks.chip_of(last)
     known = []
-    for name, unit, what in tiles:
-        key = (*peaks.chip_of(last), name)
-        if rate := best.get(key):
-            found = next(row for row in rows if peaks.measured_peaks([row]).get(key) == rate)
-            other = "" if last["framework"] == found["framework"] else f"in {FRAMEWORKS[found['framework']].title}"
-            figure = f"{format_number(rate, '{:.3g}')} {unit}"
-            how = [other, describe_clock(found)]
-            known.append((figure, what, ", ".join(filter(None, how))))
+    for name in (*PRECISIONS, "bandwidth"):
+        unit, what = ("GB/s", "memory bandwidth") if name == "bandwidth" else ("TFLOP/s", f"{name} matmul")
+        rates = [(peaks.measured_peaks([row]).get((*chip, name), 0), row) for row in rows]
+        rate, row = max(rates, key=lambda each: each[0])
+        if rate:
+            other = f"in {FRAMEWORKS[row['framework']].title}" if row["framework"] != last["framework"] else ""
+            how = ", ".join(filter(None, [other, describe_clock(row)]))
+            known.append((f"{format_number(rate, '{:.3g}')} {unit}", what, how))
     return known
 
 
@@ -153,12 +141,12 @@ def describe_clock(row):
     return f"{row['clock_mhz']:,.0f}{highest} MHz"
 
 
-def describe_limits(wholes, lines):
+def describe_limits(pipelines, lines):
     """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
     limits = []
-    for whole in wholes:
-        when = "" if any(line["run_id"] == whole["run_id"] for line in lines) else " in another run"
-        limits.append(f"{whole['model']} {whole['phase']} from JPEG files{when}, {whole['note'].partition(';')[0]}.")
+    for row in pipelines:
+        when = "" if row["run_id"] in [line["run_id"] for line in lines] else " in another run"
+        limits.append(f"{row['model']} {row['phase']} from JPEG files{when}, {row['note'].partition(';')[0]}.")
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
         "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],
@@ -201,7 +189,7 @@ def list_doubts(by_line):
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", row["how"]])), ""
+        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
