@@ -55,10 +55,8 @@ def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
     is_x86 = platform.system() == "Darwin" and platform.machine() == "x86_64"
     if is_x86 and (output_of("sysctl", "-n", "hw.optional.arm64") or "").strip() == "1":
-        raise SettingError(
-            f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
-            "(`arch -arm64 brew install python@3.12`), then `make clean`"
-        )
+        fix = "install an arm64 Python (`arch -arm64 brew install python@3.12`), then `make clean`"
+        raise SettingError(f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: {fix}")
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
@@ -102,9 +100,8 @@ def explain_missing_compiler():
 
 def explain_choice(device_name):
     """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
-    cards = list_cards()
-    others = [card for card in cards if card.name != device_name]
-    if not others or others == cards or "CUDA_VISIBLE_DEVICES" in os.environ:
+    others = [card for card in list_cards() if card.name != device_name]
+    if not others or others == list_cards() or "CUDA_VISIBLE_DEVICES" in os.environ:
         return ""
     return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
 
@@ -116,14 +113,12 @@ def explain_missing_gpu(framework):
             return "jax does not support the GPU of a Mac, but FRAMEWORK=mlx does"
         needed = "macOS 15 or newer, or FRAMEWORK=mlx" if framework == "torch" else "macOS 14 or newer"
         return f"{framework} does not find the GPU: `make clean`, then make again, with {needed}"
-    if cards := list_cards():
+    if list_cards():
         # CUDA's libraries are missing in an environment that `make` built on a login node.
         if Path(sys.prefix).parent == ROOT and not find_spec("nvidia"):
             return f"{framework} was installed without CUDA: `make clean`, then make again on this machine"
-        return (
-            f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
-            f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
-        )
+        fix = "unset CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
+        return f"{framework} does not find a GPU, although NVIDIA's driver is installed: {fix}"
     vendors = [read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")]
     if NVIDIA in vendors:
         return "`nvidia-smi` does not list this machine's card: install its driver (in Docker: `docker run --gpus all`)"
@@ -131,8 +126,7 @@ def explain_missing_gpu(framework):
 
 
 def find_apple_gpu_cores():
-    # Only Macs have this program.
-    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""
+    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""  # a program of Macs
     cores = re.search(r'"sppci_cores"\s*:\s*"(\d+)"', displays)
     return int(cores[1]) if cores else None
 
@@ -181,12 +175,10 @@ def find_commit():
 
 def refuse_wrong_clock():
     """Raise SettingError if the clock is before the commit's date: rows of such a time are left out."""
-    written = (ask_git(ROOT, "log", "-1", "--format=%ct") or "").strip()
+    written = ask_git(ROOT, "log", "-1", "--format=%ct")
     if written and time.time() < int(written) - 86_400:  # the clock of the commit's author may be ahead
         now = time.strftime("%Y-%m-%d %H:%M")
-        raise SettingError(
-            f"the clock says {now}, which is before this program was written: set it (`sudo date -s ...`)"
-        )
+        raise SettingError(f"the clock says {now}, before this program was written: set it (`sudo date -s ...`)")
 
 
 def explain_commit(commit, root=ROOT):

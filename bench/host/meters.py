@@ -194,21 +194,15 @@ class NvidiaCard:
         return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
-        """Return columns: temperature, SM clock and the highest one, REASONS why it is low; without those refused."""
+        """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
         nvml = self._nvml
-        card = self._card
-        sensors = {
-            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-            "highest_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": lambda: name_reasons(nvml.nvmlDeviceGetCurrentClocksEventReasons(card)),
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._card)
+        return {
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(self._card, nvml.NVML_CLOCK_SM),
+            "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(self._card, nvml.NVML_CLOCK_SM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(self._card, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
         }
-        readings = {name: read_or(None, read) for name, read in sensors.items()}
-        return {name: reading for name, reading in readings.items() if reading is not None}
-
-
-def name_reasons(bits):
-    return " ".join(name for name, bit in REASONS.items() if bits & bit)
 
 
 class AppleChip:
