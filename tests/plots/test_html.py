@@ -29,7 +29,7 @@ async function trial() {
     location.replace(hash);
     render(); // again when the browser tells of the new address
     await drawn;
-    told.push([at("none").hidden, document.querySelectorAll("circle, rect").length, at("heading").innerText,
+    told.push([at("none").hidden, document.querySelectorAll("rect").length, at("heading").innerText,
       at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
   }
   document.body.dataset.told = told.join("; ");
