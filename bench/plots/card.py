@@ -20,13 +20,7 @@ PRECISIONS = ("float32", *SIXTEEN)
 OWN = dict(zip(PRECISIONS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 PALE = "#EEF3F8"
 LINE = 115  # letters
-# Inches
-WIDE = 7.3
-NAME = 1.37
-BAR = 3.05
-BAR_END = 4.33
-VALUE = 5.58
-NOTE = 5.68
+NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # inches from the left
 FOOTER = (
     "Filled: measured here (range of its processes: {}). Hollow: published, same work; 2x: ours is twice as fast.",
     "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",

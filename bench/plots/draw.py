@@ -25,7 +25,7 @@ DPI = 200
 MARGIN = 0.25  # around a picture
 ROW = 0.2  # from one bar to the next
 PANEL = (7.2, 2.9)  # of lines
-LETTER, BOLD = 0.56, 0.65  # mean width of a letter in units of the size of the text
+LETTER, BOLD = 0.56, 0.68  # mean width of a letter in units of the size of the text
 
 
 class Sheet:

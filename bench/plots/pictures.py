@@ -65,9 +65,9 @@ def draw_works(stored, kind):
 def group_works(lines, kind):
     """List the rows of each work that two machines or sources have, at most MAX_PANELS works.
 
-    Works of models with own rows come first, then the fullest; the last are the peaks in the order of PEAKS, and the
-    bandwidth of a copy. Of the rows of one work the highest of each machine and framework counts; of a peak that of
-    each chip, ours and the published one.
+    Works of models with own rows come first, then the fullest; the last are the peaks and the bandwidth of a copy. Of
+    the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and the
+    published one.
     """
     lines = lines[
         ~lines["phase"].isin(PARTS)
@@ -85,9 +85,8 @@ def group_works(lines, kind):
     found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
     models = [rows for rows in found if rows[0]["phase"]]
     models.sort(key=lambda rows: (all(row["published"] for row in rows), -len(rows)))
-    order = [*PEAKS, "copy"]
     peaks = [rows for rows in found if not rows[0]["phase"]]
-    peaks.sort(key=lambda rows: order.index("copy" if rows[0]["model"] == "copy" else rows[0]["precision"]))
+    peaks.sort(key=lambda rows: (rows[0]["model"] == "copy", rows[0]["precision"]))
     return models[: MAX_PANELS - len(peaks)] + peaks
 
 
@@ -155,18 +154,16 @@ def curves_of(lines, x, apart=(), least=1):
         [(name, its lines with the column `x`)]; [] if none of them is our own.
     """
     by = [*frames.WHO, *apart]
-    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x]).sort_values(x)
-    lines = lines[lines.groupby(by)[x].transform("size") >= least]
-    if lines["published"].all():
-        return []
-    lines = lines.assign(x=lines[x])
-    tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
-    parts = dict(list(lines.groupby(by)))
-    tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
+    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x])
+    lines = lines[lines.groupby(by)[x].transform("size") >= least].assign(x=lines[x])
     curves = []
-    for top in tops.sort_values("value", ascending=False).to_dict("records"):
+    for _, points in lines.groupby(by, sort=False):  # the highest first
+        top = points.iloc[0].to_dict()
         precision = "" if top["phase"] else top["precision"]  # of an operator
         published = "published" if top["published"] else ""
         name = ", ".join(filter(None, [name_device(top), describe_how(top), precision, published]))
-        curves.append((name, parts[tuple(top[column] for column in by)]))
-    return curves
+        curves.append((name, points.sort_values("x")))
+    own = [curve for curve in curves if not curve[1]["published"].any()]
+    others = [curve for curve in curves if curve[1]["published"].any()]
+    kept = [*own, *others][:MAX_CURVES] if own else []
+    return sorted(kept, key=lambda curve: -curve[1]["value"].max())
