@@ -122,17 +122,11 @@ def list_tiles(rows, last):
         rate, row = max(rates, key=lambda each: each[0])
         if rate:
             other = f"in {FRAMEWORKS[row['framework']].title}" if row["framework"] != last["framework"] else ""
-            how = ", ".join(filter(None, [other, describe_clock(row)]))
+            highest = row["highest_clock_mhz"]
+            clock = f"{row['clock_mhz']:,.0f} of {highest:,.0f} MHz" if highest > 0 else ""
+            how = ", ".join(filter(None, [other, clock]))
             known.append((f"{format_number(rate, '{:.3g}')} {unit}", what, how))
     return known
-
-
-def describe_clock(row):
-    """Describe the clock at which a row was measured, and the highest one: "1,575 of 1,980 MHz"."""
-    if not row["clock_mhz"] > 0:
-        return ""
-    highest = f" of {row['highest_clock_mhz']:,.0f}" if row["highest_clock_mhz"] > 0 else ""
-    return f"{row['clock_mhz']:,.0f}{highest} MHz"
 
 
 def describe_limits(pipelines, lines):

@@ -34,27 +34,23 @@ def describe_set(folder, warn, side=None):
     tables = []
     units = {}
     for _, of_kind in lines.groupby("kind"):
-        sides = [(names, works) for names, mine in of_kind.groupby(SIDE) if (works := find_works(mine))]
-        units |= {row["workload"]: row["per"] for _, works in sides for row in works.values()}
-        if sides:
-            tables += describe_sides(sorted(sides, key=lambda each: -len(each[1])))
+        sides = [(names, rows) for names, mine in of_kind.groupby(SIDE) if (rows := find_works(mine))]
+        sides.sort(key=lambda each: -len(each[1]))
+        works = sorted(set().union(*(rows for _, rows in sides)))
+        columns = [["", "", *(name for *_, name in works)]]
+        for (machine, *how), rows in sides:
+            base = {} if rows is sides[0][1] else sides[0][1]
+            columns.append(
+                [machine, ", ".join(how), *(describe_cell(rows.get(work), base.get(work)) for work in works)]
+            )
+            units |= {row["workload"]: row["per"] for row in rows.values()}
+        tables += draw_tables(columns) if sides else []
     if not tables:
         return ""
     ratio = "" if side else "ratio to the first column, "
     legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
     return "\n\n".join([*tables, report.wrap(legend)])
-
-
-def describe_sides(sides):
-    """Describe sides, (cells of SIDE, their works as find_works() returns them), as a list of tables."""
-    (_, base), *_ = sides
-    works = sorted(set().union(*(works for _, works in sides)))
-    columns = [["", "", *(name for *_, name in works)]]
-    for (machine, *how), rows in sides:
-        cells = [describe_cell(rows.get(work), None if rows is base else base.get(work)) for work in works]
-        columns.append([machine, ", ".join(how), *cells])
-    return draw_tables(columns)
 
 
 def find_works(rows):
