@@ -40,9 +40,8 @@ def describe_set(folder, warn, side=None):
         columns = [["", "", *(name for *_, name in works)]]
         for (machine, *how), rows in sides:
             base = {} if rows is sides[0][1] else sides[0][1]
-            columns.append(
-                [machine, ", ".join(how), *(describe_cell(rows.get(work), base.get(work)) for work in works)]
-            )
+            cells = [describe_cell(rows.get(work), base.get(work)) for work in works]
+            columns.append([machine, ", ".join(how), *cells])
             units |= {row["workload"]: row["per"] for row in rows.values()}
         tables += draw_tables(columns) if sides else []
     if not tables:
