@@ -50,21 +50,13 @@ class Card:
     memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
     power_limit: str = ""  # "450.00 W", or "[N/A]"
 
-    @property
-    def limit_watts(self):
-        """Return the power limit as a whole number; None if the card has none."""
-        limit = re.match("[1-9][0-9]*", self.power_limit)
-        return int(limit[0]) if limit else None
-
 
 def refuse_rosetta():
     """Raise SettingError for an x86-64 Python on an arm64 Mac: frameworks crash with an illegal instruction."""
     is_x86 = platform.system() == "Darwin" and platform.machine() == "x86_64"
     if is_x86 and (output_of("sysctl", "-n", "hw.optional.arm64") or "").strip() == "1":
-        raise SettingError(
-            f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: install an arm64 Python "
-            "(`arch -arm64 brew install python@3.12`), then `make clean`"
-        )
+        fix = "install an arm64 Python (`arch -arm64 brew install python@3.12`), then `make clean`"
+        raise SettingError(f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: {fix}")
 
 
 def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
@@ -101,17 +93,15 @@ def find_card():
 
 def explain_missing_compiler():
     """Return one clause if what COMPILE needs is missing; else ""."""
-    header = Path(sysconfig.get_paths()["include"], "Python.h")
-    if (shutil.which("cc") or shutil.which("gcc")) and header.exists():
-        return ""
-    return "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
+    has_header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
+    has_all = has_header and (shutil.which("cc") or shutil.which("gcc"))
+    return "" if has_all else "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
 
 
 def explain_choice(device_name):
     """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
-    cards = list_cards()
-    others = [card for card in cards if card.name != device_name]
-    if not others or others == cards or "CUDA_VISIBLE_DEVICES" in os.environ:
+    others = [card for card in list_cards() if card.name != device_name]
+    if not others or others == list_cards() or "CUDA_VISIBLE_DEVICES" in os.environ:
         return ""
     return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
 
@@ -123,23 +113,20 @@ def explain_missing_gpu(framework):
             return "jax does not support the GPU of a Mac, but FRAMEWORK=mlx does"
         needed = "macOS 15 or newer, or FRAMEWORK=mlx" if framework == "torch" else "macOS 14 or newer"
         return f"{framework} does not find the GPU: `make clean`, then make again, with {needed}"
-    if cards := list_cards():
+    if list_cards():
         # CUDA's libraries are missing in an environment that `make` built on a login node.
         if Path(sys.prefix).parent == ROOT and not find_spec("nvidia"):
             return f"{framework} was installed without CUDA: `make clean`, then make again on this machine"
-        return (
-            f"{framework} does not find a GPU, although NVIDIA's driver {cards[0].driver} is installed: unset "
-            f"CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
-        )
-    vendors = {read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")}
+        fix = "unset CUDA_VISIBLE_DEVICES, update the driver, or set PYTHON=... to an environment with a CUDA build"
+        return f"{framework} does not find a GPU, although NVIDIA's driver is installed: {fix}"
+    vendors = [read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")]
     if NVIDIA in vendors:
         return "`nvidia-smi` does not list this machine's card: install its driver (in Docker: `docker run --gpus all`)"
     return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
 
 
 def find_apple_gpu_cores():
-    # Only Macs have this program.
-    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""
+    displays = output_of("system_profiler", "SPDisplaysDataType", "-json") or ""  # a program of Macs
     cores = re.search(r'"sppci_cores"\s*:\s*"(\d+)"', displays)
     return int(cores[1]) if cores else None
 
@@ -188,22 +175,18 @@ def find_commit():
 
 def refuse_wrong_clock():
     """Raise SettingError if the clock is before the commit's date: rows of such a time are left out."""
-    written = (ask_git(ROOT, "log", "-1", "--format=%ct") or "").strip()
+    written = ask_git(ROOT, "log", "-1", "--format=%ct")
     if written and time.time() < int(written) - 86_400:  # the clock of the commit's author may be ahead
         now = time.strftime("%Y-%m-%d %H:%M")
-        raise SettingError(
-            f"the clock says {now}, which is before this program was written: set it (`sudo date -s ...`)"
-        )
+        raise SettingError(f"the clock says {now}, before this program was written: set it (`sudo date -s ...`)")
 
 
 def explain_commit(commit, root=ROOT):
     """Return why rows with this result of find_commit() cannot be sent, with the fix; "" if they can."""
-    if commit:
-        changed = "the code was changed, so its results cannot be sent: `git stash` the changes"
-        return changed if commit.endswith("-dirty") else ""
-    if not (root / ".git").exists():
-        return "this folder is not a git clone, so its results cannot be sent: `git clone` the repository"
-    return f"git is missing, fails or takes over 20 s, so results cannot be sent: `git -C {root} status` says why"
+    if not commit:
+        return f"git fails, so results cannot be sent: use a `git clone`, in which `git -C {root} status` works"
+    changed = "the code was changed, so its results cannot be sent: `git stash` the changes"
+    return changed if commit.endswith("-dirty") else ""
 
 
 def ask_git(root, *command):
@@ -213,9 +196,9 @@ def ask_git(root, *command):
 
 
 def output_of(*command):
-    """Return what a command prints in English; None if it is missing, fails or hangs. The user's GIT_* are ignored."""
-    env = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")} | {"LC_ALL": "C"}
-    env["PATH"] = f"{env.get('PATH', os.defpath)}:/usr/lib/wsl/lib"  # WSL2's nvidia-smi, which SSH and sudo leave out
+    """Return what a command prints in English; None if it is missing, fails or hangs."""
+    path = f"{os.environ.get('PATH', os.defpath)}:/usr/lib/wsl/lib"  # WSL2's nvidia-smi, which SSH and sudo leave out
+    env = os.environ | {"LC_ALL": "C", "PATH": path}
     try:
         return subprocess.check_output(command, stderr=subprocess.DEVNULL, timeout=20, env=env).decode(errors="replace")
     except (OSError, subprocess.SubprocessError):
@@ -253,19 +236,17 @@ class Host:
 
 
 def read_linux_cpu():
-    """Return the CPU's name and id, either None if unknown; ARM chips with two types of cores have both of each."""
+    """Return the CPU's name and id, the id None if unknown; of ARM chips with two types of cores, those of both."""
     cpu = read_text("/proc/cpuinfo")
-    core = r"^CPU implementer\s*: (.+)\n.+\nCPU variant\s*: (.+)\nCPU part\s*: (.+)\nCPU revision\s*: (.+)"
-    if cores := sorted(set(re.findall(core, cpu, re.MULTILINE))):
-        chip = output_of("lscpu") or ""
-        # Docker on a Mac has no name ("-").
-        names = re.findall("^ *Model name: +(.*\\w)", chip, re.M) or re.findall("^Vendor ID: +([A-Z]\\w+)", chip, re.M)
-        ids = ["implementer {} variant {} part {} revision {}".format(*each) for each in cores]
-        return " + ".join(dict.fromkeys(names)) or platform.machine(), " + ".join(ids)
-    chip = dict(re.findall(r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)", cpu, re.MULTILINE))
-    cpu_name = chip.pop("model name", None) or platform.processor() or platform.machine() or None
-    x86_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}"
-    return cpu_name, x86_id.format(**chip) if len(chip) == 4 else None
+    fields = r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)"
+    chip = dict(re.findall(fields, cpu, re.MULTILINE))
+    if len(chip) == 5:
+        return chip["model name"], "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
+    # ARM's names are known to lscpu only; Docker on a Mac has none ("-").
+    names = re.findall(r"^ *Model name: +(.*\w)", output_of("lscpu") or "", re.MULTILINE)
+    types = dict.fromkeys(re.findall(r"^CPU (implementer|part)\s*: (.+)$", cpu, re.MULTILINE))
+    cpu_id = " ".join(f"{name} {text}" for name, text in types)
+    return " + ".join(dict.fromkeys(names)) or platform.machine(), cpu_id or None
 
 
 def installed_bytes():
@@ -274,15 +255,14 @@ def installed_bytes():
 
 def read_host(machine=None):
     """Return this machine's Host; `machine` names it instead of its devices."""
-    cpu_count = os.cpu_count() or 1
-    cpu_id = None
-    cards = list_cards()
     card = find_card()
+    limit = re.match("[1-9][0-9]*", card.power_limit) if card else None
     commit = find_commit()
     if commit is None:
         log.warning("%s", explain_commit(commit))
     if platform.system() == "Darwin":
         cpu_name = (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
+        cpu_id = None
         # A Python that was built with an older SDK is told that macOS 26 is 16.
         os_name = f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}"
     else:
@@ -293,10 +273,10 @@ def read_host(machine=None):
         machine=machine,
         gpu_cores=find_apple_gpu_cores(),
         cpu_name=cpu_name,
-        cpu_count=cpu_count,
+        cpu_count=os.cpu_count() or 1,
         cpu_id=cpu_id,
-        driver=cards[0].driver if cards else None,
-        power_limit_watts=card.limit_watts if card else None,
+        driver=next((each.driver for each in list_cards()), None),
+        power_limit_watts=int(limit[0]) if limit else None,
         memory_gb=round(installed_bytes() / GIB, 1),
         os=os_name,
         power_source=find_power_source(),

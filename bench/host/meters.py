@@ -1,8 +1,7 @@
 """Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement.
 
 An energy counter has `power_scope`, what it measures ("gpu board"), `period`, the seconds between two changes, and
-reading(): joules, which grow from an unknown start, and a value that changes when the system publishes new ones. A
-sensor that cannot be read raises an exception whose text says why and how to get it.
+joules(), which grow from an unknown start. A sensor that cannot be read raises an exception whose text says why.
 """
 
 import ctypes
@@ -30,10 +29,9 @@ CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs
 # A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
 SHARED_PERCENT = 20.0
 LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
-MOST_POWER = 1.3  # times a card's power limit: a counter that shows more is wrong
+MOST_WATTS = 3000  # of any card or chip: a counter that shows more is wrong (MangoHud, pull request 2144: 3.7 MW)
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
-APPLE_STAMP = ("cpu_total_mj", "dram_mj", "ane_mj")  # the GPU's counter always moves
-SLOW_PERIOD = 2.2  # seconds: macOS 27 publishes the others every 0.5 to 2.2 s (lablup/all-smi, 410 and 424)
+SLOW_PERIOD = 2.2  # seconds: macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424)
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
@@ -112,7 +110,6 @@ class Instruments:
     counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat
     why_no_energy: str = ""  # why there is no counter, and how to get one
-    limit_watts: float = math.inf  # the card's power limit, if it has one
 
     @property
     def least_seconds(self):
@@ -126,17 +123,17 @@ class Watch:
     def __init__(self, instruments, clock=time.perf_counter):
         self._instruments = instruments
         self._clock = clock
-        self._stamp = None  # of the counter's last reading
+        self._joules = math.nan  # the counter's last reading
         self._changes = []  # (seconds, joules, items) at the first and at the last change of the counter
 
     def look(self, items):
         """Read the energy counter between two windows, after these items since start()."""
         if not self._instruments.counter:
             return
-        joules, stamp = read_or((math.nan, None), self._instruments.counter.reading)
-        if self._stamp not in (None, stamp):
+        joules = read_or(math.nan, self._instruments.counter.joules)
+        if joules > self._joules:  # not of NaN: there was no earlier reading
             self._changes = [*self._changes[:1], (self._clock(), joules, items)]
-        self._stamp = stamp
+        self._joules = joules
 
     def energy_cells(self):
         """Return the columns of power and energy; {} if the counter changed too rarely or shows an impossible power."""
@@ -145,8 +142,7 @@ class Watch:
         (began, before, done), (ended, after, items) = self._changes
         counter = self._instruments.counter
         watts = (after - before) / (ended - began)
-        is_possible = 0 < watts <= MOST_POWER * self._instruments.limit_watts
-        if ended - began < LEAST_PERIODS * counter.period or not is_possible:
+        if ended - began < LEAST_PERIODS * counter.period or not 0 < watts <= MOST_WATTS:
             return {}
         joules = (after - before) / (items - done)
         return {"power_watts": watts, "joules_per_item": joules, "power_scope": counter.power_scope}
@@ -189,36 +185,24 @@ class NvidiaCard:
         pynvml.nvmlInit()
         self._nvml = pynvml
         self._card = pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
-        self.limit_watts = card.limit_watts or math.inf
 
-    def reading(self):
-        millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card)
-        return millijoules / 1000, millijoules
+    def joules(self):
+        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000
 
     def busy_percent(self):
         """Return how much of the last moments the card was in use, by any program."""
         return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
-        """Return columns: temperature, SM clock and the highest one, REASONS why it is low; without those refused."""
+        """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
         nvml = self._nvml
-        card = self._card
-        sensors = {
-            "clock_mhz": lambda: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-            "highest_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
-            "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
-            "throttle_reasons": self.throttle_reasons,
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._card)
+        return {
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(self._card, nvml.NVML_CLOCK_SM),
+            "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(self._card, nvml.NVML_CLOCK_SM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(self._card, nvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
         }
-        readings = {name: read_or(None, read) for name, read in sensors.items()}
-        return {name: reading for name, reading in readings.items() if reading is not None}
-
-    def throttle_reasons(self):
-        nvml = self._nvml
-        try:
-            reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._card)
-        except nvml.NVMLError:  # its older name, before driver 535
-            reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._card)
-        return " ".join(name for name, bit in REASONS.items() if reasons & bit)
 
 
 class AppleChip:
@@ -240,10 +224,9 @@ class AppleChip:
         version = output_of("sw_vers", "-productVersion") or "0"
         self.period = SLOW_PERIOD if int(version.partition(".")[0]) >= 27 else 0.1
 
-    def reading(self):
+    def joules(self):
         counted = self._monitor.get_cumulative_energy()
-        stamp = [getattr(counted, name) for name in APPLE_STAMP]
-        return sum(getattr(counted, name) for name in self._names) / 1000, stamp
+        return sum(getattr(counted, name) for name in self._names) / 1000
 
 
 def read_thermal_pressure():
@@ -254,24 +237,20 @@ def read_thermal_pressure():
 
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...)."""
-    sensors = {}
-    counter = None
-    why = ""
+    read = read_thermal_pressure if sys.platform == "darwin" else dict
     try:
         if device == "cuda":
-            meter = NvidiaCard(device_name)
-            # A card without an energy counter has a temperature.
-            sensors = {"read": meter.read, "limit_watts": meter.limit_watts}
+            counter = NvidiaCard(device_name)
+            read = counter.read  # also of a card without an energy counter
         elif sys.platform == "darwin":
-            sensors = {"read": read_thermal_pressure}
-            meter = AppleChip(device_name)
+            counter = AppleChip(device_name)
         else:
             raise OSError(f"no energy counter is known for {device_name or device}")
-        meter.reading()
-        counter = meter
+        counter.joules()
     except Exception as error:  # drivers and kernels fail in many ways
         why = process.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
-    return Instruments(counter, why_no_energy=why, **sensors)
+        return Instruments(None, read, why)
+    return Instruments(counter, read)
 
 
 def is_card_shared():

@@ -1,6 +1,6 @@
 """Ranks: equal processes, one for each device, that do the same work in step.
 
-torchrun sets each one's environment variables (https://docs.pytorch.org/docs/stable/elastic/run.html). bench/parent.py
+torchrun sets each one's environment variables (https://docs.pytorch.org/docs/stable/elastic/run.html). bench/run.py
 starts it for NUM_DEVICES; on a cluster the user starts it, or Slurm sets the variables.
 """
 

@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 
@@ -17,7 +16,7 @@ from bench.host.environment import GIB, find_card, output_of, read_text
 from bench.host.ranks import read_ranks
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
-CGROUPS = "/sys/fs/cgroup"
+CGROUP = "/sys/fs/cgroup"  # version 2, in a container its own: https://docs.kernel.org/admin-guide/cgroup-v2.html
 # The numbers of the CPUs that this process may run on; a cluster may bind it to some. They are read before a framework
 # is imported: with OMP_PROC_BIND, PyTorch then binds the main thread, and all that it starts, to the first core.
 USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it
@@ -41,20 +40,10 @@ def usable_cores():
     return max(1, min(cores, int(cpu_quota() or cores)))
 
 
-def list_cgroups():
-    """Return the folders of this process's control group and of those around it; the limits of each hold.
-
-    Only those of version 2: https://docs.kernel.org/admin-guide/cgroup-v2.html
-    """
-    own = re.search(r"^0::/(.*)$", read_text("/proc/self/cgroup"), re.MULTILINE)
-    group = Path(CGROUPS, own[1] if own else "")
-    return [folder for folder in (group, *group.parents) if folder.is_relative_to(CGROUPS)]
-
-
 def cpu_quota():
     """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1."""
-    found = (re.match(r"(\d+) (\d+)", read_text(group / "cpu.max")) for group in list_cgroups())  # else "max"
-    return min((int(quota[1]) / int(quota[2]) for quota in found if quota), default=None)
+    quota, _, period = read_text(f"{CGROUP}/cpu.max").partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file
 
 
 def available_bytes():
@@ -69,11 +58,10 @@ def available_bytes():
         counts = r"(?:page size of |^Pages (?:free|inactive|speculative): +)(\d+)"
         page, *pages = map(int, re.findall(counts, output_of("vm_stat") or "", re.MULTILINE))
         free = page * sum(pages)
-    for group in list_cgroups():
-        limit, use, statistics = (read_text(group / f"memory.{name}").strip() for name in ("max", "current", "stat"))
-        if limit.isdecimal():  # else "max", or no such file
-            unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
-            free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
+    limit, use, statistics = (read_text(f"{CGROUP}/memory.{name}").strip() for name in ("max", "current", "stat"))
+    if limit.isdecimal():  # else "max", or no such file
+        unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
+        free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
     return read_ranks().share(free)
 
 
@@ -95,7 +83,7 @@ def count_workers(workers, queued, batch_bytes, shared_memory="/dev/shm"):
     if sys.platform != "linux":
         return workers
     free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
-    return min(workers, int(free / (read_ranks().local_world_size * queued * batch_bytes)))
+    return min(workers, int(read_ranks().share(free) / (queued * batch_bytes)))
 
 
 def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
@@ -103,8 +91,6 @@ def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm")
     fitting = count_workers(workers, queued, batch_bytes, shared_memory)
     if fitting == workers:
         return ""
-    needed = read_ranks().local_world_size * workers * queued * batch_bytes
-    return (
-        f"NUM_WORKERS='{workers}' needs {needed / 1e6:.0f} MB of {shared_memory} for its batches, which has less: "
-        f"`docker run --shm-size={math.ceil(needed / GIB)}g`, or NUM_WORKERS={fitting}"
-    )
+    needed = math.ceil(read_ranks().local_world_size * workers * queued * batch_bytes / GIB)
+    fix = f"`docker run --shm-size={needed}g`, or NUM_WORKERS={fitting}"
+    return f"NUM_WORKERS='{workers}' needs up to {needed} GiB of {shared_memory}, which has less: {fix}"

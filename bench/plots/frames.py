@@ -73,24 +73,22 @@ def compiles_on(row):
     return row["device"] == "cuda" and row["driver"] != ""
 
 
-def is_of(row, line):
-    """Return whether an own row, a dict, is of a line of the set, with its settings; a blank cell is the default."""
-    work = (row["workload"], row["model"], row["phase"], row["batch_size"])
-    is_same = work == (line.workload, line.model, line.phase, str(line.batch_size))
-    if not is_same or not line.suits(row["device"], row["framework"]):
-        return False
-    precision = unmixed(row["precision"])
-    cells = cells_of(line, row["device"], row["framework"], precision, compiles_on(row))
-    return bool(cells) and all(row[name] in ("", text) for name, text in cells.items())
-
-
 def of_line(rows, line):
     """Return {class of precision: the latest row} of the rows of a line, in the order of its precisions.
+
+    A row has the settings of the line; a blank cell is the default.
 
     Args:
         rows: dicts, of one machine and framework.
     """
-    latest = {class_of(row): row for row in rows if is_of(row, line)}
+    work = (line.workload, line.model, line.phase, str(line.batch_size))
+    latest = {}
+    for row in rows:
+        is_same = work == (row["workload"], row["model"], row["phase"], row["batch_size"])
+        if is_same and line.suits(row["device"], row["framework"]):
+            cells = cells_of(line, row["device"], row["framework"], unmixed(row["precision"]), compiles_on(row))
+            if cells and all(row[name] in ("", text) for name, text in cells.items()):
+                latest[class_of(row)] = row
     return {name: latest[name] for name in (*line.precisions, "tf32") if name in latest}
 
 

@@ -38,9 +38,9 @@ WORDS = likeness.MODELS | {
     "bfloat16": "bfloat16 (bf16)",
     "float16": "float16 (fp16)",
 }
-SETTINGS = ("workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind")
 VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
-TEXTS = [*SETTINGS, "machine", "shown", "per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
+TEXTS = ["workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind", "machine", "shown"]
+TEXTS += ["per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
 MEASURES += [*tables.RATE, "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds", "clock_mhz"]
 MEASURES += ["processes"]
@@ -59,13 +59,11 @@ def collect(lines):
     """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
     rows = lines.to_dict("records")
     has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
-    kinds = lines["kind"].str.upper().where(has_both, "")
+    kinds = zip(lines["kind"].str.upper().where(has_both, ""), rows, strict=True)
+    hows = [(kind, likeness.describe_how(row), row["setup"]) for kind, row in kinds]
     text = lines[TEXTS].assign(
         work=list(name_works(rows)),
-        how=[
-            ", ".join(filter(None, [kind, likeness.describe_how(row), row["setup"]]))
-            for kind, row in zip(kinds, rows, strict=True)
-        ],
+        how=[", ".join(filter(None, how)) for how in hows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_setup(row) for row in rows],
@@ -102,11 +100,11 @@ def choose_first(cells):
 
 
 def say_seconds(row):
-    """Describe the seconds of a source that states no rate."""
-    if pd.isna(row["seconds"]):
+    """Describe the seconds of a source that states no rate: of a step, or of a number of items."""
+    seconds, items = row["seconds"], row["items"]
+    if pd.isna(seconds):
         return f"{format_number(row['step_seconds_median'])} s per step"
-    items = f" for {row['items']:,.0f} items" if pd.notna(row["items"]) else ""
-    return f"{format_number(row['seconds'])} s{items}"
+    return f"{format_number(seconds)} s" + (f" for {items:,.0f} items" if items > 0 else "")
 
 
 def say_versions(row):

@@ -4,7 +4,6 @@
 
 // --- What is shown: functions without a page, which tests/plots/test_html.py runs. ---
 
-const LOG_FROM = 20; // as in bench/plots/draw.py
 const MOST_BARS = 30;
 // In this order: the values of each depend on those before.
 const CHOICES = {shown: "Machine", workload: "Workload", model: "Model", phase: "Phase", scope: "Measured",
@@ -26,11 +25,10 @@ const joinUnits = (text) => text.replace(/(?<=\d)[ -](?=(bits?|px|tokens|cores?|
 // Two digits begin a word, so that "resnet 18" and "rtx4090" are found; 3.2 is one.
 const wordsOf = (text) =>
   text.toLowerCase().split(/(?<!\d)\.|\.(?!\d)|[^\p{L}\p{N}.]+|(?<=\p{L})(?=\d\d)/u).filter(Boolean);
-const BRANDS = ["geforce", "quadro", "tesla"]; // drivers print them, most sources do not
 
 // Lines in which each word begins a word. Numbers and short words are whole, unless the last one is still being typed.
 function search(lines, text) {
-  const asked = wordsOf(joinUnits(text)).filter((word) => !BRANDS.includes(word));
+  const asked = wordsOf(joinUnits(text)).filter((word) => word !== "geforce"); // drivers print it, sources do not
   return asked.reduce((found, word, i) => {
     const isShort = /^[\d.]+$/.test(word) || word.length <= 3;
     const begin = found.filter(({words}) => words.some((each) => each.startsWith(word)));
@@ -91,7 +89,7 @@ const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
 // --- The page. ---
 
-const SVG = ["svg", "g", "rect", "line", "text", "circle", "title"];
+const SVG = ["svg", "g", "rect", "line", "text", "title"];
 
 // Make an element; attributes beginning with "on" are handlers, strings become text.
 function element(tag, attributes = {}, ...children) {
@@ -167,19 +165,16 @@ function showTable(found, columns, address) {
       element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
   });
   const body = element("tbody", {}, ...found.flatMap((line) => {
-    const toggle = () => {
-      line.isOpen = !line.isOpen; // also after sorting and filtering
-      show();
-    };
-    const button = element("button", {type: "button", onclick: toggle,
-      "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
     const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
-    const show = () => {
-      button.setAttribute("aria-expanded", String(Boolean(line.isOpen)));
-      details.replaceChildren(...line.isOpen ? [describe(line)] : []);
-      below.hidden = !line.isOpen;
+    const show = (isOpen) => {
+      line.isOpen = isOpen; // also after sorting and filtering
+      button.setAttribute("aria-expanded", String(isOpen));
+      details.replaceChildren(...isOpen ? [describe(line)] : []);
+      below.hidden = !isOpen;
     };
-    show();
+    const button = element("button", {type: "button", onclick: () => show(!line.isOpen),
+      "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
+    show(Boolean(line.isOpen));
     return [element("tr", {}, ...Object.values(columns).map((column) =>
       element("td", {class: column.class}, column.cell(line))), element("td", {}, button)), below];
   }));
@@ -187,21 +182,14 @@ function showTable(found, columns, address) {
   at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
 }
 
-// Draw a bar for each line, with the settings that not all have; points on a logarithmic axis, which has no zero.
+// Draw a bar for each line, with the settings that not all have.
 function drawBars(bars) {
   const width = Math.max(at("bars").clientWidth, 300), isNarrow = width < 640;
-  const left = isNarrow ? 4 : 320, right = width - 70, row = isNarrow ? 52 : 36, bottom = bars.length * row;
-  const least = Math.min(...bars.map((line) => line.low ?? line.value)) / 1.3;
+  const left = isNarrow ? 4 : 320, right = width - 70, row = isNarrow ? 52 : 36;
   const most = Math.max(...bars.map((line) => line.high ?? line.value));
-  const isLog = most > LOG_FROM * least * 1.3;
-  const part = (value) => isLog ? Math.log(value / least) / Math.log(most / least) : value / most;
-  const x = (value) => left + (right - left) * part(value);
+  const x = (value) => left + (right - left) * value / most;
   const room = isNarrow ? width : left - 10;
   const cut = (text, size) => text.length * size > room ? text.slice(0, room / size - 1) + "\u2026" : text;
-  const powers = Array.from({length: 25}, (_, i) => 10 ** (i - 10));
-  const axis = powers.filter((tick) => isLog && tick > least && tick < most).map((tick) => element("g", {},
-    element("line", {class: "grid", x1: x(tick), x2: x(tick), y1: 0, y2: bottom}),
-    element("text", {class: "note", x: x(tick), y: bottom + 12, "text-anchor": "middle"}, figure(tick))));
   const settings = bars.map((line) => line.how.split(", "));
   const common = settings[0].filter((word) => settings.every((words) => words.includes(word)));
   const drawn = bars.map((line, i) => {
@@ -210,14 +198,13 @@ function drawBars(bars) {
     return element("g", {}, element("title", {}, join(line.shown, note, result(line), interval(line))),
       element("text", {x: 0, y: top + 9}, cut(line.shown, 7.2)),
       element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6.8)),
-      isLog ? element("circle", {class: mark, cx: x(line.value), cy: y, r: 5.5})
-        : element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
+      element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
       ...interval(line) ? [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y})] : [],
       element("text", {x: right + 10, y}, figure(line.value)));
   });
-  const words = join(bars[0].per, ...common, isLog && "logarithmic axis");
+  const words = join(bars[0].per, ...common);
   at("caption").textContent = words;
-  return element("svg", {width, height: bottom + 20, role: "img", "aria-label": words}, ...axis, ...drawn);
+  return element("svg", {width, height: bars.length * row, role: "img", "aria-label": words}, ...drawn);
 }
 
 function drawPicture() {

@@ -6,16 +6,19 @@ Bars of our own measurements are filled, published ones are hollow.
 import pandas as pd
 
 from bench.plots import draw, frames
-from bench.plots.draw import Curve
-from bench.records import columns, tables
+from bench.plots.draw import COLOURS, GREY, PUBLISHED
+from bench.records import columns
 from bench.records.columns import format_number
 from bench.records.likeness import describe_how, is_peak, name_work, work_of
 from bench.settings import PARTS, WORKLOADS
 
-MAX_BARS = 8  # in a panel
+MAX_BARS = 8  # of a work
 MAX_PANELS = 14
 MAX_CURVES = 20
-PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have a panel
+PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
+# Inches from the left: what a row did differently, the bars, and the values at the right edge.
+HOW, BAR, BAR_END, WIDE = 1.75, 3.95, 6.6, 7.3
+LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
 # With frames.WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 
@@ -23,7 +26,7 @@ DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "n
 def draw_all(stored, folder, form):
     """Draw every plot that has rows into a folder and return the paths."""
     figures = {folder / f"{picture.__name__}.{form}": picture(stored) for picture in PICTURES}
-    return [draw.save(figure, path, bbox_inches="tight") for path, figure in figures.items() if figure]
+    return [draw.save(figure, path) for path, figure in figures.items() if figure]
 
 
 def standard_set_gpu(stored):
@@ -35,31 +38,36 @@ def standard_set_cpu(stored):
 
 
 def draw_works(stored, kind):
-    """Draw a panel for each work that two machines or sources have on this kind of device, and for the peaks."""
-    models, peaks = group_works(stored.valid, kind)
-    panels = []
-    for rows in models[: MAX_PANELS - len(peaks)] + peaks:
+    """Draw the bars of each work that two machines or sources have on this kind of device, and of the peaks."""
+    works = group_works(stored.valid, kind)
+    if all(row["published"] for rows in works for row in choose_bars(rows)):
+        return None
+    sheet = draw.Sheet(WIDE)
+    top = 0.1
+    for rows in works:
         kept = choose_bars(rows)
-        how = [", ".join(filter(None, [describe_how(row), row["setup"]])) for row in kept]
         count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
-        frame = pd.DataFrame(kept)[[*tables.RATE, "published"]].assign(
-            name=[name_device(row) for row in kept],
-            text=[format_number(row["value"]) for row in kept],
-            note=how,
-        )
-        panels.append((f"{name_work(kept[0])}, {kept[0]['per']}{count}", frame))
-    return None if all(frame["published"].all() for _, frame in panels) else draw.bars(panels)
+        sheet.write(f"{name_work(kept[0])}, {kept[0]['per']}{count}", 0, top, WIDE, 9.5)
+        top += 0.22
+        colours = [PUBLISHED if row["published"] else COLOURS[0] for row in kept]
+        sheet.bars(kept, colours, top, BAR, BAR_END)
+        for row in kept:
+            sheet.write(name_device(row), 0, top, HOW - 0.1, 8)
+            how = ", ".join(filter(None, [describe_how(row), row["setup"]]))
+            sheet.write(how, HOW, top, BAR - HOW - 0.1, 7, color=GREY)
+            sheet.write(format_number(row["value"]), WIDE, top, WIDE - BAR_END, 8, ha="right")
+            top += draw.ROW
+        top += 0.2
+    sheet.write(LEGEND, 0, top, WIDE, 7.5, color=GREY)
+    return sheet.end(top + 0.1)
 
 
 def group_works(lines, kind):
-    """List the rows of each work that two machines or sources have.
+    """List the rows of each work that two machines or sources have, at most MAX_PANELS works.
 
-    Of the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and
-    the published one.
-
-    Returns:
-        (the works of models: those with own rows first, then the fullest; the peaks in the order of PEAKS, and the
-        bandwidth of a copy).
+    Works of models with own rows come first, then the fullest; the last are the peaks and the bandwidth of a copy. Of
+    the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and the
+    published one.
     """
     lines = lines[
         ~lines["phase"].isin(PARTS)
@@ -75,13 +83,11 @@ def group_works(lines, kind):
             works.setdefault(work_of(row), {}).setdefault(of, row)
     found = [list(rows.values()) for rows in works.values()]
     found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
-
     models = [rows for rows in found if rows[0]["phase"]]
     models.sort(key=lambda rows: (all(row["published"] for row in rows), -len(rows)))
-    order = [*PEAKS, "copy"]
     peaks = [rows for rows in found if not rows[0]["phase"]]
-    peaks.sort(key=lambda rows: order.index("copy" if rows[0]["model"] == "copy" else rows[0]["precision"]))
-    return models, peaks
+    peaks.sort(key=lambda rows: (rows[0]["model"] == "copy", rows[0]["precision"]))
+    return models[: MAX_PANELS - len(peaks)] + peaks
 
 
 def choose_bars(rows):
@@ -126,7 +132,7 @@ def tflops(stored):
     lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    curves = curves_of(lines, "side", ["precision"], name_matmul, least=2)
+    curves = curves_of(lines, "side", ["precision"], least=2)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, "TFLOP/s", "Matrix multiplication", x_name, is_log2=True)
 
@@ -139,33 +145,25 @@ def name_device(row):
     return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['shown']} (CPU)"
 
 
-def name_line(top):
-    """Name a line by its device and what may differ from other lines."""
-    return f"{name_device(top)}, {describe_how(top)}"
+def curves_of(lines, x, apart=(), least=1):
+    """Build at most MAX_CURVES curves over the column `x`, one for each of WHO and values of the columns `apart`.
 
+    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first.
 
-def name_matmul(top):
-    """Name a line of matmuls by its device, its precision and the size of the fastest one."""
-    return f"{name_line(top)}, {top['precision']}, best at {top['side']:.0f}"
-
-
-def curves_of(lines, x, apart=(), name=name_line, least=1):
-    """Build at most MAX_CURVES Curves over the column `x`, one for each of WHO and values of the columns `apart`.
-
-    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first,
-    and `name` names a curve after that line. [] if none of them is our own.
+    Returns:
+        [(name, its lines with the column `x`)]; [] if none of them is our own.
     """
     by = [*frames.WHO, *apart]
-    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x]).sort_values(x)
-    lines = lines[lines.groupby(by)[x].transform("size") >= least]
-    if lines["published"].all():
-        return []
-    lines = lines.assign(x=lines[x])
-    tops = lines.loc[lines.groupby(by, sort=False)["value"].idxmax()]
-    parts = dict(list(lines.groupby(by)))
+    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x])
+    lines = lines[lines.groupby(by)[x].transform("size") >= least].assign(x=lines[x])
     curves = []
-    tops = tops.sort_values(["published", "value"], ascending=[True, False]).head(MAX_CURVES)
-    for top in tops.sort_values("value", ascending=False).to_dict("records"):
-        words = name(top) + (" (published)" if top["published"] else "")
-        curves.append(Curve(words, parts[tuple(top[column] for column in by)], top["published"]))
-    return curves
+    for _, points in lines.groupby(by, sort=False):  # the highest first
+        top = points.iloc[0].to_dict()
+        precision = "" if top["phase"] else top["precision"]  # of an operator
+        published = "published" if top["published"] else ""
+        name = ", ".join(filter(None, [name_device(top), describe_how(top), precision, published]))
+        curves.append((name, points.sort_values("x")))
+    own = [curve for curve in curves if not curve[1]["published"].any()]
+    others = [curve for curve in curves if curve[1]["published"].any()]
+    kept = [*own, *others][:MAX_CURVES] if own else []
+    return sorted(kept, key=lambda curve: -curve[1]["value"].max())

@@ -8,7 +8,7 @@ import shutil
 from bench.plots import frames
 from bench.records import report
 from bench.records.columns import disturbing_flags, format_number
-from bench.records.likeness import MODELS, class_of
+from bench.records.likeness import MODELS
 from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
@@ -34,10 +34,16 @@ def describe_set(folder, warn, side=None):
     tables = []
     units = {}
     for _, of_kind in lines.groupby("kind"):
-        sides = [(names, works) for names, mine in of_kind.groupby(SIDE) if (works := find_works(mine))]
-        units |= {row["workload"]: row["per"] for _, works in sides for _, row in works.values()}
-        if sides:
-            tables += describe_sides(sorted(sides, key=lambda each: -len(each[1])))
+        sides = [(names, rows) for names, mine in of_kind.groupby(SIDE) if (rows := find_works(mine))]
+        sides.sort(key=lambda each: -len(each[1]))
+        works = sorted(set().union(*(rows for _, rows in sides)))
+        columns = [["", "", *(name for *_, name in works)]]
+        for (machine, *how), rows in sides:
+            base = {} if rows is sides[0][1] else sides[0][1]
+            cells = [describe_cell(rows.get(work), base.get(work)) for work in works]
+            columns.append([machine, ", ".join(how), *cells])
+            units |= {row["workload"]: row["per"] for row in rows.values()}
+        tables += draw_tables(columns) if sides else []
     if not tables:
         return ""
     ratio = "" if side else "ratio to the first column, "
@@ -46,67 +52,48 @@ def describe_set(folder, warn, side=None):
     return "\n\n".join([*tables, report.wrap(legend)])
 
 
-def describe_sides(sides):
-    """Describe sides, (cells of SIDE, their works as find_works() returns them), as a list of tables."""
-    (_, base), *_ = sides
-    found = {name: work for _, works in sides for name, work in works.items()}
-    names = sorted(found, key=lambda name: found[name][0])
-    columns = [["", "", *names]]
-    for (machine, *how), works in sides:
-        cells = [describe_cell(works.get(name), None if works is base else base.get(name)) for name in names]
-        columns.append([machine, ", ".join(how), *cells])
-    return draw_tables(columns)
-
-
 def find_works(rows):
-    """Return {work: (place in the table, row)} of the rows of a side."""
+    """Return {(place in the table, whether it is in 16 bits, name): row} of the rows of a side."""
     rows = frames.of_newest_chip(rows[rows["scope"] == "device"].to_dict("records"))
     # Peaks of several sizes are several results: the best one that nothing disturbed counts.
     by_rate = sorted(rows, key=lambda row: (not disturbing_flags(row), row["value"]))
     peaks = {(row["model"], row["precision"]): row for row in by_rate}
-    works: list = [(None, peaks[peak]) for peak in PEAKS if peak in peaks]
-    for line in STANDARD_SET:
-        works += [(line, row) for row in frames.of_line(rows, line).values()]
-    places = {line: 100 * (1 + i) for i, line in enumerate(STANDARD_SET)}
-    return {name_row(line, row): (places.get(line, 0) + place, row) for place, (line, row) in enumerate(works)}
+    works = {}
+    for place, (model, precision) in enumerate(PEAKS):
+        if row := peaks.get((model, precision)):
+            works[place, False, f"{MODELS.get(model, model)}, {precision}"] = row
+    for place, line in enumerate(STANDARD_SET, len(PEAKS)):
+        title = f"{line.title}, latency" if line.is_latency else line.title
+        for name, row in frames.of_line(rows, line).items():
+            is_short = name != "float32"
+            works[place, is_short, f"{title}, {frames.describe_settings(line, row)}, {name}"] = row
+    return works
 
 
-def name_row(line, row):
-    """Name a row of the table: a line of the set, or a peak."""
-    if line is None:
-        return f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
-    title = f"{line.title}, latency" if line.is_latency else line.title
-    return f"{title}, {frames.describe_settings(line, row)}, {class_of(row)}"
-
-
-def describe_cell(work, base):
+def describe_cell(row, base):
     """Describe a result and its ratio to another one, unless one is disturbed: "13.45 +-8 % (5) 0.82x drift".
 
     Args:
-        work, base: as find_works() returns them; None: there is no such result.
+        row, base: None: there is no such result.
     """
-    if work is None:
+    if row is None:
         return ""
-    _, row = work
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
     interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
-    is_sound = base and not disturbing_flags(row) and not disturbing_flags(base[1])
-    ratio = f"{row['value'] / base[1]['value']:.3g}x" if is_sound else ""
+    is_sound = base and not disturbing_flags(row) and not disturbing_flags(base)
+    ratio = f"{row['value'] / base['value']:.3g}x" if is_sound else ""
     parts = interval, f"({row['processes']})", ratio, row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 
 def draw_tables(columns):
     """Draw the first column with as many others as fit in the terminal, and with those left; return the tables."""
-    width = max(LEAST_WIDTH, shutil.get_terminal_size((NO_LIMIT, 0)).columns)
     labels, *others = columns
-    blocks = [[labels]]
-    for column in others:
-        if len(blocks[-1]) > 1 and sum(max(map(len, each)) + 3 for each in (*blocks[-1], column)) >= width:
-            blocks.append([labels])
-        blocks[-1].append(column)
+    width = max(LEAST_WIDTH, shutil.get_terminal_size((NO_LIMIT, 0)).columns) - max(map(len, labels)) - 4
+    count = max(1, width // max(len(cell) + 3 for column in others for cell in column))
     tables = []
-    for block in blocks:
+    for start in range(0, len(others), count):
+        block = [labels, *others[start : start + count]]
         rows = [cells for cells in zip(*block, strict=True) if any(cells[1:])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in rows]

@@ -15,7 +15,6 @@ MAX_SETS = 16
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
-INT8_ON_CUDA = "torch._int_mm may choose a kernel that is 6 to 13 times slower than TF32 (PyTorch issue 187094)"
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
@@ -48,11 +47,16 @@ def matmul(size):
     return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
 
 
-def matmul_of_bytes(precision, size, note=""):
-    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are. The row gets the note."""
+def matmul_of_bytes(precision, size):
+    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    fields = {"columns": {"note": note}, "name": "matmul", "pool": EIGHT_BITS[precision]}
-    return operator("matmul-8bit", ((m, k), (n, k)), sample_weights, product=size, **fields)
+
+    def samples(operands):
+        a, weights = operands
+        return sample_matmul((a, weights.T))
+
+    fields = {"name": "matmul", "pool": EIGHT_BITS[precision]}
+    return operator("matmul-8bit", ((m, k), (n, k)), samples, product=size, **fields)
 
 
 def convolution_1x1(size):
@@ -98,10 +102,9 @@ def list_others(device, side):
     size = (side, side, side)
     # On a large card 4096 is 0.79 of the best that others find.
     larger = [(matmul_of_bytes("float8_e4m3", (2 * side,) * 3), "float8_e4m3")] if device != "cpu" else []
-    note = INT8_ON_CUDA if device == "cuda" else ""
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
-        "int8": [(matmul_of_bytes("int8", size, note), "int8"), (matmul(size), "bfloat16")],
+        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
         "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16"), *larger],
     }
 
@@ -123,12 +126,6 @@ def sample_matmul(operands):
     return indices, np.einsum("sk,sk->s", rows_of_a, columns_of_b)
 
 
-def sample_weights(operands):
-    """Return (indices, values) of A by weights of shape (N, K)."""
-    a, weights = operands
-    return sample_matmul((a, weights.T))
-
-
 def sample_convolution(operands):
     """Return (indices, values) of a convolution with stride 1 and zero padding that keeps the image size."""
     x, kernel = operands
@@ -136,11 +133,7 @@ def sample_convolution(operands):
     indices = random_indices((len(x), len(kernel), *x.shape[2:]))
     values = []
     for image, channel, row, column in zip(*indices, strict=True):
-        # Rows and columns of the kernel that are outside the image.
-        top = max(0, reach - row)
-        left = max(0, reach - column)
-        pixels = x[image, :, row - reach + top : row + reach + 1, column - reach + left : column + reach + 1]
-        height, width = pixels.shape[1:]
-        inside = kernel[channel, :, top : top + height, left : left + width]
-        values.append(np.sum(pixels.astype(np.float64) * inside))
+        padded = np.pad(x[image], ((0, 0), (reach, reach), (reach, reach))) if reach else x[image]
+        pixels = padded[:, row : row + 2 * reach + 1, column : column + 2 * reach + 1]
+        values.append(np.sum(pixels.astype(np.float64) * kernel[channel]))
     return indices, np.array(values)

@@ -1,6 +1,5 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -96,16 +95,14 @@ def resolve_model(settings, models, needs_known=True):
         needs_known: whether an unknown name is a mistake; else it is kept.
 
     Raises:
-        SettingError: an unknown name, or several names in one.
+        SettingError: an unknown name.
     """
     asked = settings.model
-    if asked in models or asked.lower() in models:
-        return replace(settings, model=asked if asked in models else asked.lower())
+    if asked.lower() in models:
+        return replace(settings, model=asked.lower())
     names = [name for name in models if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, "")))]
     if len(names) == 1:
         return replace(settings, model=names[0])
-    if len(several := re.split(r"[\s;|+]+", asked)) > 1:
-        raise SettingError(f"MODEL={asked!r} is not a model: a list has commas, as in MODEL={','.join(several)}")
     if needs_known:
         raise SettingError(f"MODEL={asked!r} must be one of: {', '.join(models)}")
     return settings

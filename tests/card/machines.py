@@ -65,8 +65,8 @@ def answer_nvml(pynvml):
     """Let pynvml read these cards in this process; a handle is a slot."""
     values = {"TotalEnergyConsumption": lambda slot: (60 + slot) * 1000 * time.monotonic()}  # millijoules
     values |= {"UtilizationRates": lambda slot: pynvml.c_nvmlUtilization_t(3, 1), "Temperature": lambda slot: 61 + slot}
-    values |= dict.fromkeys(("CurrentClocksEventReasons", "CurrentClocksThrottleReasons"), lambda slot: 4)
-    values["ClockInfo"] = lambda slot: 2520
+    values |= {"CurrentClocksEventReasons": lambda slot: 4}
+    values |= dict.fromkeys(("ClockInfo", "MaxClockInfo"), lambda slot: 2520)
     pynvml.nvmlInit, pynvml.nvmlDeviceGetHandleByIndex = lambda: None, int
     for name, value in values.items():
         setattr(pynvml, f"nvmlDeviceGet{name}", lambda slot, *kind, value=value: value(slot))

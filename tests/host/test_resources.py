@@ -25,10 +25,11 @@ CACHE = f"anon 5\ninactive_file {GB}\nfile 7"  # unused file pages
 def test_available_memory_is_the_least_of_all_limits(monkeypatch, tmp_path, files, ranks, free):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
     monkeypatch.setattr(resources, "read_ranks", lambda: Ranks(0, ranks, 0, ranks))
-    monkeypatch.setattr(resources, "CGROUPS", tmp_path)
-    assert resources.available_bytes() == free
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
+    assert (resources.available_bytes(), resources.cpu_quota()) == (free, 1.5)
 
 
 PAGES = {"free": 9436, "active": 774260, "inactive": 915780, "speculative": 1639, "throttled": 0, "purgeable": 41217}
@@ -47,18 +48,9 @@ def test_memory_and_swap_of_a_mac_are_known_where_psutil_cannot_read_them(monkey
     for module in (resources, meters):
         monkeypatch.setattr(module, "output_of", lambda name, *rest: MACOS_27[name])
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(resources, "CGROUPS", "/none")
+    monkeypatch.setattr(resources, "CGROUP", "/none")
     assert resources.available_bytes() == (9436 + 915780 + 1639) * 16384
     assert meters.swapped_bytes() == 9689.94 * 2**20
-
-
-def test_the_least_limit_of_nested_groups_holds(monkeypatch):
-    """A job's group has the limits; that of its step, in which this process is, has none or a larger one."""
-    files = {"/job/memory.max": str(2 * GB), "/job/memory.current": str(GB), "/job/cpu.max": "150000 100000"}
-    files |= {"/job/step/memory.max": str(3 * GB), "/job/step/memory.current": "0", "/job/step/cpu.max": "max 100000"}
-    files |= {"/proc/self/cgroup": "1:cpu:/elsewhere\n0::/job/step\n"}
-    monkeypatch.setattr(resources, "read_text", lambda path: files.get(str(path).removeprefix("/sys/fs/cgroup"), ""))
-    assert (resources.cpu_quota(), resources.available_bytes()) == (1.5, GB)
 
 
 def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):

@@ -1,7 +1,6 @@
 """The page of all results: its data, its choices, and that cells stay text."""
 
 import json
-import random
 import re
 import shutil
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from bench.plots import html
 from bench.records import likeness, tables
-from tests.rows import GPU, LLM, MATMUL, MLP, PEAK, rate, write
+from tests.rows import GPU, LLM, MATMUL, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt; \u202etxt \u2028 \x07"
@@ -29,7 +28,7 @@ async function trial() {
     location.replace(hash);
     render(); // again when the browser tells of the new address
     await drawn;
-    told.push([at("none").hidden, document.querySelectorAll("circle, rect").length, at("heading").innerText,
+    told.push([at("none").hidden, document.querySelectorAll("rect").length, at("heading").innerText,
       at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
   }
   document.body.dataset.told = told.join("; ");
@@ -110,31 +109,9 @@ def test_the_page_opens_on_the_work_of_most_machines_and_the_address_chooses_ano
     assert len(run_script(lines, "choose(readLines(data), {phase: 'training'}).lines")) == 6
 
 
-def draw_rows(count):
-    """Return random rows whose cells are those that rows of the standard set and published ones have."""
-    draw = random.Random(75)
-    cells = {
-        "precision": ("float32", "tf32", "float16", "mixed_bfloat16"),
-        "measured_precision": ("float32", "tf32"),
-        "phase": ("training", "inference", "decode"),
-        "scope": ("device", "end_to_end"),
-        "compile": (0, 1, "reduce-overhead"),
-        "batch_size": (1, 64),
-        "memory_format": ("channels_first", "channels_last"),
-        "flags": ("", "implausible", "drift"),
-        "source": ("", "https://x"),
-        "depth": ("", 0),
-        "lora_rank": ("", 0, 8),
-    }
-    kinds = ({}, LLM, MLP, MATMUL, PEAK, {"workload": "transformer", "model": "bert-large", "image_size": ""})
-    rows = [draw.choice(kinds) | {name: draw.choice(values) for name, values in cells.items()} for _ in range(count)]
-    return [row | {"tflops": 1.0, "machine": draw.choice("abc"), "seed": i} for i, row in enumerate(rows)]
-
-
 def test_each_chart_has_one_work(folder):
     for path in Path("results").glob("*.csv"):
         shutil.copy(path, folder)
-    write(folder, draw_rows(200), "random")
     lines = read(folder)
     lines = lines.assign(note=lines.index.astype(str))  # the note tells which row a bar is of
     addresses = "[{}, {q: 'rtx 3090'}, {workload: 'llm'}, {framework: 'torch', phase: 'training'}, ...works]"

@@ -29,13 +29,6 @@ def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
     assert make(read_settings(command, {"MODEL": asked}).on("cuda")).model == model
 
 
-@pytest.mark.parametrize("command", ["image", "mlp"])
-def test_a_list_without_commas_is_told(command):
-    make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
-    with pytest.raises(SettingError, match=r"MODEL='resnet50 resnet18' .*commas"):
-        make(read_settings(command, {"MODEL": "resnet50 resnet18"}))
-
-
 def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
     sizes = (read_settings("image", {"MODEL": "vit_b_16", "IMAGE_SIZE": side}) for side in ("224", "256"))
     assert [image_workload(settings).parameters for settings in sizes] == [86_567_656, None]
