@@ -28,7 +28,7 @@ HOLDS = {
 }
 MEASURED = ("number", "positive", "meter")  # columns that hold these are numbers in a frame, see tables.py
 # The wider rule: of published figures these columns hold this instead. Each figure needs one of VALUES.
-OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text"}
+OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text", "status": "word"}
 VALUES = ("throughput", "tflops", "seconds", "step_seconds_median")
 
 
@@ -68,7 +68,7 @@ COLUMNS = {
     "process": Column("identity", "its number in the run, from 1", "count"),
     "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`", "word"),
     "timestamp": Column("identity", "UTC, when the process ended", "time"),
-    "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
+    "status": Column("result", "ok, or why there is no full result", STATUSES),
     "flags": Column("result", "warnings, separated by spaces (FLAGS explains them)", "word"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program", "long"),
     "note": Column("result", "reason of a status, what limits the end-to-end rate, what a reader has to know", "long"),
@@ -194,7 +194,7 @@ def pattern_of(holds):
 
 
 def find_fault(row, is_published=False):
-    """Return (column, reason) of the first cell that a row, a dict of text, cannot have; None if all can be read.
+    """Return the first cell that a row, a dict of text, cannot have, and why; "" if all can be read.
 
     A row with a source is a published figure; one in a file of published figures needs a source.
     """
@@ -214,10 +214,10 @@ def find_fault(row, is_published=False):
     }
     for name, text in row.items():
         if text and (words := find_wrong(name, text, is_published)):
-            return name, f"must be {words}"
+            return f"{name}={text[:80]!r} must be {words}"
         if not text and needed.get(name):
-            return name, "must not be blank"
-    return None
+            return f"{name} must not be blank"
+    return ""
 
 
 @functools.lru_cache(100_000)  # most cells of a file are equal

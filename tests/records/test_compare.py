@@ -34,7 +34,7 @@ def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
     path = write(tmp_path, [{}, {"model": "vgg11"}], "a")
     path.write_text(path.read_text().replace("vgg11", "vgg11,"))
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
-    assert "a.csv, line 3" in capsys.readouterr().err
+    assert ", first line 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("of_cpu", "compared"), [([], 1), ([FIVE], 0)])
