@@ -11,7 +11,6 @@ from bench.records.results import to_cell
 from bench.settings import SettingError
 
 MOST_SHOWN = 3  # results of other machines, below one of this machine
-FAMILY = r"(?:family|model|implementer|part) \S+"  # in a cpu_id
 
 
 def find_name(side, typed, names):
@@ -40,7 +39,7 @@ def rate_of(row):
 
 
 def describe_elsewhere(row, stored):
-    """Describe the results of a row's work on other machines: the same chip first, then the fastest; "" without any.
+    """Describe the results of a row's work elsewhere: on devices of the same name, then the fastest; "" without any.
 
     Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
     is disturbed or implausible itself gets no ratios.
@@ -60,11 +59,10 @@ def describe_elsewhere(row, stored):
         if name == row["machine"]:  # servers call several CPUs by one name
             name += f" ({other['cpu_id'] or 'another computer'})"
         machines.setdefault(name, other)
-    nearest = sorted(machines, key=lambda name: (not is_same_chip(row, machines[name]), -rate_of(machines[name])))
+    nearest = sorted(machines.items(), key=lambda item: (name_words(item[1]) != name_words(row), -rate_of(item[1])))
     known = describe_how(row).split(", ")
     texts = []
-    for name in nearest[:MOST_SHOWN]:
-        other = machines[name]
+    for name, other in nearest[:MOST_SHOWN]:
         count = count_processes(other)
         made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]
@@ -84,10 +82,6 @@ def is_comparable(row, other):
     return rate_of(other) > 0 and not is_here
 
 
-def is_same_chip(row, other):
-    """Return whether the names of two devices of a kind agree, and what both know of cores, or of family and model."""
-    names, details = [], []
-    for each in (row, other):
-        names.append(words_in(re.sub(r" \(.*", "", each["device_name"])))  # "Apple M1 Max (32-core GPU)"
-        details.append(re.findall(FAMILY, each["cpu_id"]) if each["device"] == "cpu" else each["gpu_cores"])
-    return names[0] == names[1] and (not all(details) or details[0] == details[1])
+def name_words(row):
+    """Return the words of a device's name, as words_in() does, without what is in brackets: "(32-core GPU)"."""
+    return words_in(re.sub(r" \(.*", "", row["device_name"]))

@@ -5,9 +5,9 @@ import math
 import pytest
 
 from bench.records import elsewhere, results
-from bench.records.combine import combine, convert, read_stored
+from bench.records.combine import combine, read_stored
 from bench.settings import SettingError
-from tests.rows import GPU, ROW, as_text, processes_of, rate, write
+from tests.rows import GPU, ROW, processes_of, rate, write
 
 NAMES = ["NVIDIA RTX 3090", "NVIDIA RTX 4090", "Apple M1 Max (CPU)", "Apple M1 Max (32-core GPU)"]
 CITED = {"source": "https://x.org/a", "machine": "x"}
@@ -84,19 +84,3 @@ def test_what_is_of_other_work_or_doubtful_or_of_this_computer_is_left_out(tmp_p
 def test_a_disturbed_result_has_no_ratio(tmp_path):
     assert "yours" in describe(tmp_path, {}, flags="drift")
     assert "yours" not in describe(tmp_path, {}, flags="drift contended")
-
-
-@pytest.mark.parametrize(
-    ("here", "there", "is_same"),
-    [
-        ({"cpu_id": "x family 25 model 1 stepping 1"}, {"cpu_id": "x family 25 model 1 stepping 2"}, True),
-        ({"cpu_id": "x family 25 model 1 stepping 1"}, {"cpu_id": "x family 25 model 17 stepping 1"}, False),
-        ({}, {"cpu_id": None}, True),
-        (GPU, GPU | {"cpu_id": "x family 6 model 1 stepping 1"}, True),
-        ({"gpu_cores": 24} | GPU, {"gpu_cores": 32} | GPU, False),
-        ({"gpu_cores": 32} | GPU, GPU | {"device_name": "Example GPU (32-core GPU)"}, True),
-        ({}, {"device_name": "Example CPU 2"}, False),
-    ],
-)
-def test_chips_are_the_same_by_name_and_by_what_both_know(here, there, is_same):
-    assert elsewhere.is_same_chip(*(convert(as_text(ROW | cells)) for cells in (here, there))) == is_same
