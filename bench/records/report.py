@@ -10,7 +10,7 @@ from tqdm import tqdm
 from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import process
-from bench.records import elsewhere, peaks
+from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
 from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
@@ -79,7 +79,7 @@ def describe_run(rows, stored):
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     peaks_here = peaks.measured_peaks(other for other in stored if peaks.chip_of(other) == peaks.chip_of(first))
     for row in rows:
-        others = elsewhere.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
+        others = likeness.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
         lines.append(describe_result(row, peaks_here, others))
     notes = []
     if not peaks_here and any(row.get("tflops") for row in rows):
