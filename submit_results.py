@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from bench import process
 from bench.host import environment
-from bench.records import peaks, results
+from bench.records import results
 from bench.records.columns import COLUMNS, MEASURED
 from bench.records.rows import name_chip
 from bench.settings import ROOT, SettingError, read_settings
@@ -43,7 +43,7 @@ def find_chip(row):
 
 
 def find_wrong_numbers(row):
-    """Yield what does not fit in the numbers of a result, or exceeds its GPUs. Unknown numbers count as 0."""
+    """Yield what does not fit in the numbers of a result. Unknown numbers count as 0."""
     n = SimpleNamespace(**{name: float(row[name] or 0) for name in COLUMNS if COLUMNS[name].holds in MEASURED})
     steps = n.windows * n.steps_per_window
     # The rate of an epoch, a pipeline or NUM_IMAGES is that of the whole time, any other one that of the median window.
@@ -56,8 +56,6 @@ def find_wrong_numbers(row):
         yield f"tflops does not agree with throughput and flops_per_item: {AGAIN}"
     if not agree(n.bandwidth * n.items, n.throughput * steps * n.bytes_per_step / 1e9):
         yield f"bandwidth does not agree with throughput and bytes_per_step: {AGAIN}"
-    if peaks.is_implausible(row | vars(n)):
-        yield "throughput is more than a GPU can do: remove the row, or add the chip to bench/records/peaks.csv"
 
 
 def agree(value, expected):

@@ -126,10 +126,14 @@ def describe_elsewhere(row, stored):
         if name == row["machine"]:  # servers call several CPUs by one name
             name += f" ({other['cpu_id'] or 'another computer'})"
         machines.setdefault(name, other)
-    nearest = sorted(machines.items(), key=lambda item: (name_words(item[1]) != name_words(row), -rate_of(item[1])))
+
+    def distance(item):
+        mine, its = (words_in(each["device_name"].partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
+        return mine != its, -rate_of(item[1])
+
     known = describe_how(row).split(", ")
     texts = []
-    for name, other in nearest[:MOST_SHOWN]:
+    for name, other in sorted(machines.items(), key=distance)[:MOST_SHOWN]:
         count = count_processes(other)
         made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]
@@ -147,8 +151,3 @@ def is_comparable(row, other):
         return False
     is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
     return rate_of(other) > 0 and not is_here
-
-
-def name_words(row):
-    """Return the words of a device's name, as words_in() does, without what is in brackets: "(32-core GPU)"."""
-    return words_in(re.sub(r" \(.*", "", row["device_name"]))
