@@ -48,30 +48,19 @@ MIN_GAIN = 1.02  # times faster that a change must be
 HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
 SEARCH_END = 0.7  # share of the time after which no change is begun, but the first ones
 LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
-ALLOWED = {"RUNS": "1", "NUM_DEVICES": "1", "SCOPE": "device", "EPOCHS": "0"}
-ALLOWED |= dict.fromkeys(("SUSTAIN", "NUM_IMAGES"))
+REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
 
 def read_search(environ):
-    """Read the settings of `make best`.
-
-    Returns:
-        (settings of the search, the runs of its workload, as read_runs() returns them).
-
-    Raises:
-        SettingError: also for other quantities, and lists of other settings.
-    """
+    """Return (the settings of the search, the runs of its workload); raises SettingError, also for other lists."""
     search, *_ = read_runs("best", environ, also=WORKLOADS)
     runs = read_runs(search.settings.workload, environ, also=("best",))
-    for name, only in ALLOWED.items():
-        if environ.get(name) not in (None, only):
-            raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which measures one rate: unset it")
-    for name in sorted(runs[0].choices.keys() - set(LISTS)):
-        if name in environ:
-            raise SettingError(f"{name}={environ[name]!r} must be one value in `make best`: run it once for each")
-    if runs[0].settings.phase in PARTS:
-        raise SettingError(f"PHASE={environ['PHASE']!r} does not suit `make best`: set PHASE=training")
+    lists = runs[0].choices.keys() & environ.keys() - {*LISTS}
+    is_part = ["PHASE"] if runs[0].settings.phase in PARTS else []
+    for name in [*is_part, *filter(environ.__contains__, REFUSED), *sorted(lists)]:
+        fix = "set a single value" if name in lists else "set PHASE=training" if is_part else "unset it"
+        raise SettingError(f"{name}={environ[name]!r} does not suit `make best`, which compares one rate: {fix}")
     return search.settings, runs
 
 
@@ -119,7 +108,7 @@ class Search:
 
     def __init__(self, run: Run, values, doubles, host, max_minutes):
         """Prepare a search over {setting: its values, the default first}; if `doubles`, the last is the batch size."""
-        self.run, self.values, self.doubles, self.host = run, values, doubles, host
+        self.values, self.doubles, self.host = values, doubles, host
         self.began, self.max_seconds = time.monotonic(), 60 * max_minutes
         self.path = [tuple(texts[0] for texts in values.values())]
         self.rows, self.gains, self.final, self.rounds = {}, {}, {}, 0
@@ -128,25 +117,22 @@ class Search:
             lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True)))
         )
 
-    def used(self):
-        """Return the share of MAX_MINUTES that is over."""
-        return (time.monotonic() - self.began) / self.max_seconds
-
     def run_steps(self):
         """Take steps until no change gains or the time is over, then compare the fastest with the default."""
         while (changes := self.list_changes()) and (not self.rows or self.used() < SEARCH_END):
-            here = self.path[-1]
-            log.info("the fastest so far (%s) and %s", self.describe(here), self.list_in_words(changes))
+            log.info("the fastest so far (%s) and %s", self.describe(self.path[-1]), self.list_in_words(changes))
             try:
-                self.compare([here, *changes], ROUNDS, self.gains)
+                self.compare([self.path[-1], *changes], ROUNDS, self.gains)
             finally:  # after Ctrl-C, what was measured counts
-                gains = {each: self.gains[each].ratio for each in changes if each in self.gains}
-                gains = {each: rate.throughput for each, rate in gains.items() if rate.low > 1}
-                best = max(gains, key=lambda each: gains[each], default=here)
-                if gains.get(best, 0) >= MIN_GAIN:
-                    self.path.append(best)
+                ratios = {each: self.gains[each].ratio for each in changes if each in self.gains}
+                better = [each for each, ratio in ratios.items() if ratio.low > 1 and ratio.throughput >= MIN_GAIN]
+                self.path += sorted(better, key=lambda each: ratios[each].throughput)[-1:]
         if len(self.path) > 1:
             self.compare([self.path[0], self.path[-1]], FINAL_ROUNDS, self.final)
+
+    def used(self):
+        """Return the share of MAX_MINUTES that is over."""
+        return (time.monotonic() - self.began) / self.max_seconds
 
     def compare(self, candidates, count, found):
         """Measure candidates as a list is; add {candidate: its Comparison with the first one} to `found`."""
@@ -158,15 +144,14 @@ class Search:
             with report.progress(count * len(candidates)) as show:
                 for rows_by_run in measure_rounds(list(runs), self.host, show, numbers, limit):
                     self.rounds += 1
-                    for each, rows in rows_by_run.items():
-                        measured[runs[each]] += rows
-                        self.rows.setdefault(runs[each], []).extend(rows)
+                    for run, rows in rows_by_run.items():
+                        measured[runs[run]] += rows
+                        self.rows.setdefault(runs[run], []).extend(rows)
                     if count == ROUNDS and self.used() >= 1:
                         break
         finally:
-            base, *changes = candidates
-            pairs = {each: compare_runs(measured[each], measured[base], COLUMNS) for each in changes}
-            found |= {each: pair for each, pair in pairs.items() if pair}
+            pairs = {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
+            found |= {each: pair for each, pair in pairs.items() if pair and each != candidates[0]}
 
     def list_changes(self):
         """List the single changes of the fastest that were not measured; if there are none, the doubled batch size.
@@ -184,10 +169,8 @@ class Search:
                 change = (*here[:i], text, *here[i + 1 :])
                 if change[compared] not in known and all(each[i] != text for each in excluded):
                     changes.append(change)
-        if self.doubles and not changes:
-            doubled = (*here[:-1], str(2 * int(here[-1])))
-            changes = [doubled] if doubled not in self.rows else []
-        return changes
+        doubled = (*here[:-1], str(2 * int(here[-1]))) if self.doubles else here
+        return changes or ([doubled] if doubled not in (here, *self.rows) else [])
 
     def failures(self):
         """Return {candidate: row} of those whose last process failed."""
@@ -195,8 +178,9 @@ class Search:
 
     def describe(self, candidate, before=None):
         """Describe how a candidate differs from another one, or from the default."""
-        before = before or self.path[0]
-        cells = [dict(zip(map(str.lower, self.values), each, strict=True)) for each in (before, candidate)]
+        cells = [
+            dict(zip(map(str.lower, self.values), each, strict=True)) for each in (before or self.path[0], candidate)
+        ]
         return describe_change(*cells) or "the default"
 
     def list_in_words(self, changes):
@@ -204,33 +188,31 @@ class Search:
         return "; ".join(f"+ {self.describe(each, self.path[-1])}" for each in changes)
 
     def answer(self):
-        """Return the path up to the answer: only the default if the fastest failed, or was slower in a final pair."""
+        """Return {candidate: its result} of the path up to the answer.
+
+        It is only the default if the fastest failed, or was slower in a final pair; {} if the default has no result.
+        """
         is_slower = any(each.ratio.low <= 1 for each in self.final.values())
-        return self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
+        path = self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
+        return {each: combine(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
     def describe_answer(self):
-        """Return the lines of the answer; [] without a result of the default."""
-        results_by_step = {
-            each: combine(self.rows[each])[0] for each in self.answer() if has_result(self.rows.get(each, []))
-        }
-        if self.path[0] not in results_by_step:
-            return []
-        default, row = results_by_step[self.path[0]], list(results_by_step.values())[-1]
-        words = self.describe(self.path[-1])
-        if len(self.path) == 1:
-            headline = "the default is the fastest"
-        elif self.path[-1] not in self.final:
-            headline = f"the fastest so far, without the last comparison: {words}"
-        else:
+        """Return the lines of the answer: the headline, each step, warnings, what failed or was not tried."""
+        steps = self.answer()
+        default, row = steps[self.path[0]], list(steps.values())[-1]
+        words, headline = self.describe(self.path[-1]), "the default is the fastest"
+        if self.final:
             gain = describe_gain(self.final[self.path[-1]])
-            headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
-            if len(results_by_step) == 1:
-                headline = f"the default is the fastest; {words} was {gain} in the last comparison"
+            headline += f"; {words} was {gain} in the last comparison"
+            if len(steps) > 1:
+                headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
+        elif len(steps) > 1:
+            headline = f"the fastest so far, without the last comparison: {words}"
         where = f"{row['framework']} {row['framework_version']} on {row['device_name']}"
         lines = [f"{describe_work(default)}, {where}", headline]
         lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
-        for before, step in pairwise(results_by_step):
-            rate = f"{format_number(results_by_step[step]['throughput'])} {row['unit']}"
+        for before, step in pairwise(steps):
+            rate = f"{format_number(steps[step]['throughput'])} {row['unit']}"
             lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.gains[step])}")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))
@@ -249,18 +231,19 @@ def describe_gain(comparison):
 
 
 def finish(search):
-    """Print the answer, and how to measure it again."""
-    lines = search.describe_answer()
-    if not lines:
-        return
-    print("\n".join(lines))
-    run = search.find_run(search.answer()[-1])
+    """Print the answer, and how to measure it again; return whether there is one."""
+    steps = search.answer()
+    if search.path[0] not in steps:
+        return False
+    print("\n".join(search.describe_answer()))
+    run = search.find_run(list(steps)[-1])
     names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
-    path = results.path_of(run.settings.results_dir, search.rows[search.path[0]][0])
+    path = results.path_of(run.settings.results_dir, steps[search.path[0]])
     print(f"added to {results.display_path(path)}", flush=True)
+    return True
 
 
 def main():
@@ -281,8 +264,8 @@ def main():
         search.run_steps()
     finally:  # also after Ctrl-C
         with process.deferred_interrupts():
-            finish(search)
-    if not search.describe_answer():
+            has_answer = finish(search)
+    if not has_answer:
         note = search.failures()[search.path[0]]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
     return 0

@@ -42,8 +42,7 @@ class Sweep:
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
         row = work_cells(settings, workload, "device")
         try:
-            measurer = replace(self.measurer, settings=settings)
-            *_, (_, cells) = measurer.measure_scopes(workload, ["device"])
+            *_, (_, cells) = replace(self.measurer, settings=settings).measure_scopes(workload, ["device"])
             row |= cells
         except Exception as error:
             row |= frameworks.classify_failure(error)

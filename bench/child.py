@@ -7,7 +7,6 @@ processes, or what is printed; bench/run.py does.
 """
 
 import atexit
-import glob
 import logging
 import os
 import statistics
@@ -33,15 +32,14 @@ from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
 
-WARMING_UP = "warming up"  # note while a compiler may work
 COMPARING = "the process ended before its last check"  # note of a row until then
 ENERGY = ("power_watts", "joules_per_item", "power_scope")
 REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
 
-def main(command, make_workload, measure):
-    """Measure what the environment's settings ask for, and write lines to the parent; return the exit status.
+def main(command, make_workload, measure, write=None):
+    """Measure what the environment's settings ask for, and write lines; return the exit status.
 
     A mistake in the settings is a line too, with the key `mistake`.
 
@@ -49,20 +47,44 @@ def main(command, make_workload, measure):
         command: what follows make: "image".
         make_workload: Settings -> Workload.
         measure: (Measurer, make_workload) -> exit status, such as measure_workload().
+        write: called with each line; None: the parent gets them, and asks for what is measured.
     """
-    write, requests = process.open_channel()
+    requests = None
+    if not write:
+        write, requests = process.open_channel()
+    me = ranks.read_ranks()
+    if me.are_many:
+        requests = None  # they measure as soon as all are ready
+        if os.environ.get("OMP_NUM_THREADS") == "1":
+            del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets a share of the cores
+    if me.rank:  # only rank 0 logs and writes lines
+        logging.getLogger("bench").setLevel(logging.ERROR)
     try:
+        environment.refuse_rosetta()
         settings = parse_settings(command, os.environ)
-        if os.environ[process.TASK] == process.FIND_DEVICE:
-            device = frameworks.load(settings.framework).find_device(settings)
-            warn_of_device(settings, device)
+        framework = frameworks.load(settings.framework)
+        device = framework.find_device(settings)
+        warn_of_device(settings, device)
+        if os.environ.get(process.TASK) == process.FIND_DEVICE:
             write(asdict(device))
             return 0
-        status = open_and_measure(settings, make_workload, measure, write, requests)
+        settings = settings.on(device.type, device.emulates_bfloat16)
+        # A process by itself is a group of one, which waits for nobody.
+        with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
+            workers = settings.num_workers
+            if workers is None:
+                workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
+            # Equal on all ranks, because the number of steps in a window depends on it.
+            settings = replace(settings, num_workers=min(group.gather(workers)))
+            measurer = Measurer(settings, framework, device, meters.Instruments(), group, write, requests)
+            if not me.are_many:  # the energy and heat of one card would be those of one rank only
+                instruments = meters.open_instruments(device.type, device.device_name)
+                measurer = replace(measurer, instruments=instruments)
+            status = measure(measurer, make_workload)
     except (SettingError, ModuleNotFoundError) as error:
         write({"mistake": process.explain(error)})
         status = process.MISTAKE
-    if ranks.read_ranks().are_many:
+    if me.are_many and process.TASK in os.environ:
         # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
         atexit._run_exitfuncs()
         os._exit(status)
@@ -78,8 +100,15 @@ class Measurer:
     device: Device
     instruments: meters.Instruments
     group: ranks.Group
-    write: Callable[[dict], None]  # called with each line, on rank 0 only
+    send: Callable[[dict], None]  # called with each line
     requests: SimpleQueue | None  # of the parent; None: measures until the settings' limits
+
+    def write(self, cells):
+        """Write a line with these cells and those of the device, on rank 0 only."""
+        names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
+        about = {name: getattr(self.device, name) for name in names}
+        if not self.group.ranks.rank:
+            self.send(about | {"device": self.device.type, "nodes": self.group.ranks.nodes} | cells)
 
     def read_requests(self, begun):
         """Yield the requests of the parent until it asks for the check; before each, tell it that this one waits."""
@@ -104,10 +133,11 @@ class Measurer:
             for scope in scopes:
                 if scope == "end_to_end" and not session.stream:
                     session.read_files()
-                yield scope, {"status": process.BEGUN, "note": WARMING_UP if scope == scopes[0] else "measuring"}
-                timer, begun = self.make_timer(workload, scope, session)
+                yield scope, {"status": process.BEGUN, "note": "warming up"}
+                begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
+                timer = self.make_timer(workload, scope, session, begun)
                 is_asked = scope == "device" and self.requests
-                cells = timer.measure(*[self.read_requests(begun)] if is_asked else [])
+                cells = timer.measure(self.read_requests(begun) if is_asked else [{}])
                 cells |= self.describe_result(workload, scope, session, cells)
                 if cells["stop_reason"] == "slices":  # the counter has the work of the other processes
                     cells |= dict.fromkeys(ENERGY)
@@ -131,7 +161,7 @@ class Measurer:
         yield scope, {"status": process.BEGUN, "note": "building"}
         count = len(workload.dataset()[1])
         with self.open_session(workload, scope) as session:
-            timer, _ = self.make_timer(workload, scope, session)
+            timer = self.make_timer(workload, scope, session)
             for epoch in range(1, self.settings.epochs + 1):
                 yield scope, {"status": process.BEGUN, "note": "measuring", "epoch": epoch}
                 seconds, flags = timer.measure_epoch(epoch_order(count, self.settings.seed, epoch))
@@ -179,16 +209,15 @@ class Measurer:
         finally:
             session.close()
 
-    def make_timer(self, workload: Workload, scope, session):
-        """Return the Timer of a session in one scope, and the line of what has begun."""
+    def make_timer(self, workload: Workload, scope, session, begun=None):
+        """Return the Timer of a session in one scope; `begun` is the line to which it adds the rate so far."""
         settings, group, instruments = self.settings, self.group, self.instruments
         meters.reset_process_peak()  # the checks before need more memory than the steps
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
             instruments = replace(instruments, counter=None)
         is_long_enough = instruments.least_seconds <= settings.max_seconds
-        begun = work_cells(settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
-        timer = Timer(
+        return Timer(
             group.in_step(session),
             workload.items_per_step * group.ranks.world_size,
             settings.max_seconds,
@@ -199,7 +228,6 @@ class Measurer:
             on_window=lambda rate: self.write(begun | {"throughput": rate}),
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )
-        return timer, begun
 
     def describe_result(self, workload: Workload, scope, session, cells):
         """Return the cells that a result gets from its work: FLOPs, bytes, precision, memory."""
@@ -227,49 +255,6 @@ class Measurer:
             check.require(not unlike, f"after training, rank 0 has other weights than the ranks {unlike}")
         session.context.check_switches(self.device.num_threads)
         return items if not self.group.ranks.rank else None
-
-
-def open_and_measure(settings, make_workload, measure, write, requests=None):
-    """Open the framework and the device, measure, and return the exit status.
-
-    Args:
-        make_workload, measure: as main() takes them.
-        write: called with each line.
-        requests: as Measurer has them.
-
-    Raises:
-        SettingError, ModuleNotFoundError: a mistake of the user, or a missing package.
-    """
-    environment.refuse_rosetta()
-    me = ranks.read_ranks()
-    if me.are_many and os.environ.get("OMP_NUM_THREADS") == "1":
-        del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets its share of the cores
-    if me.rank:  # only rank 0 logs and writes lines
-        logging.getLogger("bench").setLevel(logging.ERROR)
-    framework = frameworks.load(settings.framework)
-    device = framework.find_device(settings)
-    warn_of_device(settings, device)
-    settings = settings.on(device.type, device.emulates_bfloat16)
-    num_workers = settings.num_workers
-    if num_workers is None:
-        num_workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
-    # A process by itself is a group of one, which waits for nobody.
-    with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
-        # Equal on all ranks, because the number of steps in a window depends on num_workers.
-        settings = replace(settings, num_workers=min(group.gather(num_workers)))
-        # The energy and heat of one card would be those of one rank only.
-        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
-        names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
-        device_cells = {name: getattr(device, name) for name in names} | {"device": device.type, "nodes": me.nodes}
-
-        def write_on_rank_0(line):
-            if me.rank == 0:
-                write(device_cells | line)
-
-        requests = None if me.are_many else requests
-        return measure(
-            Measurer(settings, framework, device, instruments, group, write_on_rank_0, requests), make_workload
-        )
 
 
 def warn_of_device(settings, device):
@@ -334,9 +319,6 @@ def list_measurements(measurer: Measurer, workload: Workload):
 def describe_notes(session, workload):
     """Return the note of a row: what was not compared, and what the framework knows."""
     notes = [*session.notes, session.context.notes()]
-    nodes = len(glob.glob("/sys/devices/system/node/node[0-9]*"))
-    if nodes > 1 and session.context.device == "cpu" and len(resources.USABLE_CPUS) == os.cpu_count():
-        notes.append(f"{nodes} NUMA nodes, which slow each other down: bind to one with `numactl -N 0 -m 0 make ...`")
     return "; ".join(dict.fromkeys(filter(None, notes))) or workload.columns.get("note", "")
 
 

@@ -15,7 +15,6 @@ import logging
 import math
 import os
 import queue
-import selectors
 import signal
 import subprocess
 import sys
@@ -32,7 +31,7 @@ TASK = "BENCH_TASK"  # the variable that marks a child
 FIND_DEVICE, MEASURE = "find_device", "measure"  # its values
 FIRST_LIMIT = 2400  # seconds; the first process may download data or compile kernels
 POLL_SECONDS = 0.2  # between looks whether a child has exited
-GRACE_SECONDS = 10.0  # between closing a child's standard input and SIGKILL
+GRACE_SECONDS = 10.0  # for the rest of what it said
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 WAITING = "waiting"  # note of such a line of a child that waits for a request
 
@@ -115,7 +114,6 @@ class Child:
 
     Attributes:
         lines: what it has said, a dict each.
-        seconds: that it has worked, without what other children worked meanwhile.
         exit_status: None while it works, and if it never began. Negative: the signal that ended it, SIGALRM for the
             time limit. INTERRUPTED: it was closed before it ended.
     """
@@ -127,89 +125,68 @@ class Child:
             environ: its whole environment.
             show: called while it works and once after its end, with this object and a list of the lines that it has
                 printed since the last call.
-            limit: seconds of work after which it is killed.
+            limit: seconds without an answer after which it is killed.
         """
-        self.command = command
-        self.environ = environ
-        self.show = show
-        self.limit = limit
-        self.lines = []
-        self.seconds = 0.0
-        self.exit_status = None
-        self.process = None
+        self.command, self.environ, self.show, self.limit = command, environ, show, limit
+        self.lines, self.printed = [], []
+        self.has_news = threading.Event()
+        self.exit_status, self.process = None, None
 
-    def work(self, request=None):
-        """Let the process work on a request, at first until it is ready for one; return whether it waits for the next.
+    def work(self, *requests):
+        """Send requests, dicts, and let the process work until it waits for another one; return False if it ends.
 
-        Args:
-            request: a dict, as Timer.measure() takes it.
+        The first call starts it, and lets it work until it is ready.
         """
-        asked = len(self.lines)
-        self._send(request)
-        return self._wait(lambda: any(line.get("note") == WAITING for line in self.lines[asked:]))
-
-    def finish(self, *requests):
-        """Let the process work on the last requests until it has ended."""
-        self._send(*requests)
-        self._wait(lambda: False)
-
-    def _send(self, *requests):
         if not self.process:
             self._start()
+        said, deadline = len(self.lines), time.monotonic() + self.limit
         with suppress(OSError):  # it may have died
-            os.write(
-                self.process.stdin.fileno(), "".join(json.dumps(each) + "\n" for each in requests if each).encode()
-            )
-
-    def _start(self):
-        keep_awake()
-        with deferred_interrupts():
-            pipe = subprocess.PIPE
-            self.process = subprocess.Popen(
-                self.command, env=self.environ, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-            )
-            self.pipes = selectors.DefaultSelector()
-            self.unread = {}
-            for stream in (self.process.stdout, self.process.stderr):
-                self.pipes.register(stream, selectors.EVENT_READ)
-                self.unread[stream] = b""
-        with suppress(OSError):  # Linux then kills the child first if memory runs out
-            Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
-
-    def _wait(self, is_done):
-        """Read what the process says until is_done(), or until it has ended; return whether it goes on."""
-        began = time.monotonic()
-        before = self.seconds
+            self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
+            self.process.stdin.flush()
         while self.process.poll() is None:
-            self._read(POLL_SECONDS)
-            self.seconds = before + time.monotonic() - began
-            if is_done():
+            self.has_news.wait(POLL_SECONDS)
+            self.has_news.clear()
+            self._show()
+            if any(line.get("note") == WAITING for line in self.lines[said:]):
                 return True
-            if self.seconds > self.limit:
+            if time.monotonic() > deadline:
                 self._end(-signal.SIGALRM)
                 return False
         # Ctrl-C does not reach a child: another program has ended it.
         self._end(-signal.SIGTERM if self.process.returncode == INTERRUPTED else self.process.returncode)
         return False
 
-    def _read(self, seconds):
-        """Wait at most so many seconds for lines; keep those of JSON, and show the others. Return whether any came."""
-        ready = self.pipes.select(seconds) if self.pipes.get_map() else time.sleep(seconds / 10)
-        printed = []
-        with deferred_interrupts():  # a chunk that was read must not be lost
-            for key, _ in ready or ():
-                chunk = os.read(key.fd, 1 << 16)
-                if not chunk:
-                    self.pipes.unregister(key.fileobj)
-                *whole, self.unread[key.fileobj] = (self.unread[key.fileobj] + chunk).split(b"\n")
-                for text in (line.decode(errors="replace") for line in whole):
-                    if key.fileobj is self.process.stdout and text.startswith('{"'):
-                        self.lines.append(json.loads(text))
-                    else:
-                        printed.append(text)
+    def finish(self, *requests):
+        """Send the last requests, and let the process work until it ends."""
+        while self.work(*requests):
+            requests = ()
+
+    def _start(self):
+        keep_awake()
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with deferred_interrupts():
+            self.process = subprocess.Popen(self.command, env=self.environ, start_new_session=True, **pipes)
+            streams = self.process.stdout, self.process.stderr
+            self.readers = [threading.Thread(target=self._read, args=[each], daemon=True) for each in streams]
+            for reader in self.readers:
+                reader.start()
+        with suppress(OSError):  # Linux then kills the child first if memory runs out
+            Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
+
+    def _read(self, stream):
+        """Keep the lines of a pipe, in a thread of its own."""
+        for line in stream:
+            text = line.decode(errors="replace")
+            if text.startswith('{"') and text.endswith("\n") and stream is self.process.stdout:
+                self.lines.append(json.loads(text))
+            else:
+                self.printed.append(text.rstrip())
+            self.has_news.set()
+
+    def _show(self):
+        printed, self.printed = self.printed, []
         with suppress(OSError):  # a terminal that has closed
             self.show(self, printed)
-        return bool(ready)
 
     def _end(self, exit_status):
         """Kill what is left of the process and its workers, which may hold its pipes open, and read the rest."""
@@ -217,24 +194,21 @@ class Child:
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        while self._read(0):
-            pass
+        for reader in self.readers:
+            reader.join(GRACE_SECONDS)
+        self._show()
 
     def close(self):
         """End a process that still works, which may finish what it writes; a second Ctrl-C kills it.
 
         It gets SIGTERM, because a background job ignores SIGINT.
         """
-        if not self.process or self.exit_status is not None:
-            return
-        with suppress(KeyboardInterrupt):
-            self.process.terminate()
-            self._wait(lambda: False)
-        with deferred_interrupts():
-            self.process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_SECONDS)
-            self._end(INTERRUPTED)
+        if self.process and self.exit_status is None:
+            with suppress(KeyboardInterrupt):
+                self.process.terminate()
+                self.finish()
+            with deferred_interrupts():
+                self._end(INTERRUPTED)
 
 
 def open_channel():

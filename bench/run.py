@@ -41,6 +41,7 @@ from bench.settings import (
 log = logging.getLogger("bench")
 
 PROCESSES, COMPARED_PROCESSES = 3, 5  # of each run, and in a list that is compared
+MOST_LOGGED = 4  # results of a process, in a line
 SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # of windows, before another process works
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
@@ -58,15 +59,15 @@ def benchmark(command, make_workload=None, measure=child.measure_workload, descr
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
-
-    def start():
-        if process.TASK in os.environ:  # a child is the same script
-            return child.main(command, make_workload, measure)
-        if ranks.read_ranks().are_many:
-            return measure_as_rank(command, make_workload, measure, describe_rows)
-        return measure_command(command, make_workload, describe_rows)
-
-    return process.run_script(start)
+    if process.TASK in os.environ:  # a child is the same script
+        return process.run_script(lambda: child.main(command, make_workload, measure))
+    return process.run_script(
+        lambda: (
+            measure_as_rank(command, make_workload, measure, describe_rows)
+            if ranks.read_ranks().are_many
+            else measure_command(command, make_workload, describe_rows)
+        )
+    )
 
 
 def measure_command(command, make_workload, describe_rows):
@@ -93,17 +94,16 @@ def measure_command(command, make_workload, describe_rows):
                     for run, rows in rows_of_round.items():
                         rows_by_run[run] += rows
         except SettingError as error:
-            if len(groups) == 1 and not any(rows_by_run.values()):
+            if isinstance(error, results.ResultsError) or not (len(groups) > 1 or any(rows_by_run.values())):
                 raise
             log.error("%s", error)
-            status = process.MISTAKE if isinstance(error, results.ResultsError) else 0
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
 
         for found in map(combine, filter(None, rows_by_run.values())):
             print(describe_rows(found, read_stored(folder)))
-            measured += found if status != process.MISTAKE else []  # else it was not stored
+            measured += found
         for run in group[1:]:
             chosen = [name.lower() for name in run.differences]
             if comparison := compare_runs(rows_by_run[run], rows_by_run[group[0]], chosen):
@@ -117,8 +117,6 @@ def measure_command(command, make_workload, describe_rows):
         print(table)
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {results.display_path(path)}", flush=True)
-    if host.busy:  # said at the start, too
-        log.warning("%s, then measure again", host.busy)
     return status or (0 if has_result(measured) else 1)
 
 
@@ -128,13 +126,16 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
     lines = []
     if command not in WORKLOADS or not FRAMEWORKS[parse_settings(command, os.environ).framework].runs_on_many:
         ranks.refuse_ranks(f"make {command}")
-    # NUM_DEVICES lets read_runs() refuse settings that need a single device.
-    run, *others = read_runs(command, os.environ | {"NUM_DEVICES": str(me.world_size)})
+    os.environ["NUM_DEVICES"] = str(me.world_size)  # settings that need a single device are refused
+    run, *others = read_runs(command)
     if others or run.settings.runs not in (None, 1):
         what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
         raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
     host = environment.read_host(run.settings.machine)
-    status = child.open_and_measure(run.settings, make_workload, measure, lines.append)
+    status = child.main(command, make_workload, measure, lines.append)
+    for line in lines:
+        if "mistake" in line:
+            raise SettingError(line["mistake"])
     rows = make_rows(host, lines, run_id=run.run_id, process=1)
     if me.rank == 0 and rows:
         with process.deferred_interrupts():
@@ -151,11 +152,11 @@ def read_machine(runs):
     environment.refuse_wrong_clock()
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
-    busy, is_half = meters.describe_load()
+    busy, _ = meters.describe_load()
     if busy:
         log.warning("%s", busy)
     uses_gpu = any(run.settings.use_gpu is not False for run in runs)
-    return replace(host, busy=busy if is_half else "", card_is_shared=uses_gpu and meters.is_card_shared())
+    return replace(host, card_is_shared=uses_gpu and meters.is_card_shared())
 
 
 def store(folder, rows):
@@ -273,11 +274,27 @@ def measure_rounds(runs, host, show, numbers, limit=math.inf):
     for number in numbers:
         for _ in range(2):
             children = {run: make_child(run, show, limit) for run in (runs if number % 2 else runs[::-1])}
-            rows_by_run, error = measure_round(children, host, number, group, is_together, devices)
-            if error or not (is_together and ran_out(rows_by_run)):
+            error = work(list(children.values()), is_together, runs[0].settings.max_seconds)
+            if error or not is_together or not ran_out(children.values()):
                 break
             log.warning("not enough memory to run these side by side: running them one at a time")
             is_together = False
+        rows_by_run = {}
+        try:
+            with process.deferred_interrupts():
+                for run, each in children.items():
+                    mistake = find_mistake(run, each)
+                    if rows := read_rows(run, host, each, number, group):
+                        device = rows[0]["device"]
+                        if devices.setdefault(run, device) == device:
+                            rows_by_run[run] = rows
+                            log.info("process %d: %s", number, describe_rows_of_process(rows))
+                        else:
+                            mistake = f"{devices[run]} was measured, but only {device} is found now: run `make doctor`"
+                    error = error or (SettingError(mistake) if mistake else None)
+                store(runs[0].settings.results_dir, [row for rows in rows_by_run.values() for row in rows])
+        except (KeyboardInterrupt, results.ResultsError) as last:
+            error = last
         yield rows_by_run
         if error:
             raise error
@@ -286,49 +303,30 @@ def measure_rounds(runs, host, show, numbers, limit=math.inf):
             return
 
 
-def measure_round(children, host, number, group, is_together, devices):
-    """Measure one process of each run, and store the rows, but not those of a round without room for all.
+def describe_rows_of_process(rows):
+    """Describe the rates of a process in a line, or only their number if there are many, as in a sweep."""
+    rates = "; ".join(map(report.describe_rate, rows)) if len(rows) <= MOST_LOGGED else f"{len(rows)} results"
+    return f"{describe_work(rows[0])}: {rates}"
+
+
+def work(children, is_together, seconds):
+    """Let the processes of a round work, one after the other or in slices, and close them; return a KeyboardInterrupt.
 
     Args:
-        children: {run: Child}.
-        number, group: cells of the rows.
-        devices: {run: the device of its first process}; new runs are added.
-
-    Returns:
-        ({run: rows}, the exception that ends the measuring or None: KeyboardInterrupt, SettingError).
+        seconds: of windows, for each.
     """
     error = None
-    rows_by_run = {}
-    seconds = next(iter(children)).settings.max_seconds
     try:
         if is_together:
-            work_in_slices(list(children.values()), seconds)
+            work_in_slices(children, seconds)
         else:
-            for each in children.values():
+            for each in children:
                 each.finish({"seconds": seconds}, {"check": True})
     except KeyboardInterrupt as interrupt:
         error = interrupt
-    for each in children.values():
+    for each in children:
         each.close()
-    try:
-        with process.deferred_interrupts():
-            for run, each in children.items():
-                mistake = find_mistake(run, each)
-                rows = read_rows(run, host, each, number, group)
-                device = rows[0]["device"] if rows else ""
-                if rows and devices.setdefault(run, device) != device:
-                    mistake = f"{devices[run]} was measured, but only {device} is found now: run `make doctor`"
-                elif rows:
-                    rows_by_run[run] = rows
-                    work = f"{describe_work(rows[0])}: " if len(children) > 1 else ""
-                    log.info("process %d: %s%s", number, work, "; ".join(map(report.describe_rate, rows)))
-                error = error or (SettingError(mistake) if mistake else None)
-            if error or not (is_together and ran_out(rows_by_run)):
-                folder = next(iter(children)).settings.results_dir
-                store(folder, [row for rows in rows_by_run.values() for row in rows])
-    except (KeyboardInterrupt, results.ResultsError) as last:
-        error = last
-    return rows_by_run, error
+    return error
 
 
 def work_in_slices(children, seconds):
@@ -337,7 +335,7 @@ def work_in_slices(children, seconds):
     Each gets equally many slices, of so many seconds together. If one finds no room, none is measured.
     """
     waiting = [each for each in children if each.work()]
-    if any(is_out_of_room(line) for each in children for line in each.lines):
+    if ran_out(children):
         return
     began = time.monotonic()
     count = 0
@@ -349,14 +347,10 @@ def work_in_slices(children, seconds):
         each.finish({"check": True})
 
 
-def is_out_of_room(line):
+def ran_out(children):
     """Return whether a process may have failed because another one has the memory, or the whole card."""
-    return line.get("status") == "out_of_memory" or TAKEN in line.get("note", "")
-
-
-def ran_out(rows_by_run):
-    """Return whether a process of a round found no room."""
-    return any(is_out_of_room(row) for rows in rows_by_run.values() for row in rows)
+    lines = [line for each in children for line in each.lines]
+    return any(line.get("status") == "out_of_memory" or TAKEN in line.get("note", "") for line in lines)
 
 
 def has_result(rows):
@@ -408,9 +402,6 @@ def explain_death(ended, has_ranks):
         why = f"ended by signal {-status}, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
         return "out_of_memory", why
     if status == -signal.SIGALRM:
-        last = ended.lines[-1] if ended.lines else {}
-        if last.get("compile") and (last["status"], last["note"]) == (BEGUN, child.WARMING_UP):
-            return "compiling", f"did not finish compiling within {ended.limit:.0f} s: set COMPILE=0"
         return "timed_out", f"stopped after {ended.limit:.0f} s"
     if has_ranks:
         return "crashed", "a rank failed, see above"

@@ -1,9 +1,12 @@
 """make best: what it tries, how it runs it, and what it prints. The processes are stand-ins with a table of rates."""
 
 import functools
+import itertools
 import math
+import random
 import re
 import shlex
+import statistics
 from collections import Counter
 from dataclasses import asdict
 from unittest.mock import Mock
@@ -17,7 +20,7 @@ from bench.records import results
 from bench.records.combine import combine, convert
 from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
-from tests.rows import rate
+from tests.rows import ROW, rate
 
 CPU, CUDA = (Device(kind, None, "2.15", 2) for kind in ("cpu", "cuda"))
 AVX2, OLD = (Device(kind, None, "2.15", 2, emulates_bfloat16=True) for kind in ("cpu", "cuda"))
@@ -183,3 +186,46 @@ def test_what_can_be_pasted_means_the_same(search, monkeypatch):
     assert words[:2] == ["make", "image"]
     given = {"MODEL=resnet50", "PHASE=inference", "SCOPE=device", "MACHINE=a machine; rm *", "SEED=3"}
     assert given | {"PRECISION=bfloat16", "COMPILE=1"} < set(words)
+
+
+def simulate(monkeypatch, rng, gains):
+    """Search on a machine whose processes differ by 1 %; return the true rate of the answer over that of the best.
+
+    Args:
+        gains: {setting: {value: factor of the rate}}.
+    """
+    values = {name: list(factors) for name, factors in gains.items()}
+    candidate_of = {}
+
+    def true_rate(candidate):
+        return math.prod(factors[value] for factors, value in zip(gains.values(), candidate, strict=True))
+
+    def measure_rounds(runs, host, show, numbers, limit):
+        for number in numbers:
+            rates = {each: true_rate(candidate_of[each]) * rng.gauss(1, 0.01) for each in runs}
+            cells = ROW | {"group": str(numbers), "process": number}
+            yield {each: [cells | {"throughput": rate}] for each, rate in rates.items()}
+
+    monkeypatch.setattr(best_settings, "measure_rounds", measure_rounds)
+    search = best_settings.Search(read_runs("image", {})[0], values, False, None, 1e9)
+    find_run = search.find_run
+    search.find_run = lambda candidate: candidate_of.setdefault(find_run(candidate), candidate) and find_run(candidate)
+    search.run_steps()
+    is_slower = any(each.ratio.low <= 1 for each in search.final.values())
+    answer = search.path[0] if is_slower else search.path[-1]
+    return true_rate(answer) / max(map(true_rate, itertools.product(*values.values())))
+
+
+def test_the_answer_of_simulated_machines_is_near_the_best_and_the_default_if_nothing_gains(monkeypatch):
+    rng, shares = random.Random(0), []
+    names = {name: text.split() for name, text in ON_CPU.items() if name != "BATCH_SIZE"}
+    for _ in range(60):
+        gains = {
+            name: dict(zip(values, [1, *(rng.uniform(0.5, 2) for _ in values[1:])], strict=True))
+            for name, values in names.items()
+        }
+        shares.append(simulate(monkeypatch, rng, gains))
+    assert statistics.fmean(shares) > 0.99
+    equal = {name: dict.fromkeys(values, 1) for name, values in names.items()}
+    slower = {name: dict(zip(values, [1] + [0.98] * 9, strict=False)) for name, values in names.items()}
+    assert simulate(monkeypatch, rng, slower) == simulate(monkeypatch, rng, equal) == 1

@@ -16,7 +16,7 @@ from bench import child as child_process
 from bench import frameworks, process
 from bench.host import environment, meters, resources
 from bench.records.columns import COLUMNS
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError
 from bench.timing import windows
 from bench.workloads import cifar10
 from bench.workloads.workload import Workload
@@ -57,8 +57,8 @@ def child(monkeypatch):
             for name, value in (values | environ).items():
                 if value is not None:
                     changed.setenv(name, value)
-            settings, measure = read_settings(command), child_process.measure_workload
-            status = child_process.open_and_measure(settings, workload, measure, lines.append, requests)
+            changed.setattr(process, "open_channel", lambda: (lines.append, requests))
+            status = child_process.main(command, workload, child_process.measure_workload)
         if said is not None:
             said += lines
         # Each measurement is announced, so that the death of the process has a row.

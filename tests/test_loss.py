@@ -67,8 +67,7 @@ measure_all.card.finish = lambda *_: [""]
 def measure():
     runs = {{each.settings.model: each for each in read_runs("image")}}
     host = run.read_machine(list(runs.values()))
-    stored = measure_all.StoredRuns(runs["a"].settings.results_dir, complete_row(host, {{"device": "cpu"}}))
-    measure_all.measure_benchmarks(runs, stored, host)
+    measure_all.measure_benchmarks(runs, complete_row(host, {{"device": "cpu"}}), host, runs["a"].settings.results_dir)
 
 sys.exit(process.run_script(measure))
 """
@@ -162,6 +161,6 @@ def test_what_cannot_be_printed_is_stored(program, tmp_path):
         os.close(other)
     command = Command(program, tmp_path / "results", stdout=end)
     os.close(end)
-    assert count_processes(command.rows()) == {IMAGE: 2, LIST: 6, BEST: 16, ALL: 1}[program]
+    assert count_processes(command.rows()) == {IMAGE: 2, LIST: 6, BEST: 16, ALL: 3}[program]
     assert command.process.returncode == 2
     assert "Traceback" not in command.errors

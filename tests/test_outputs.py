@@ -16,7 +16,6 @@ import pytest
 
 import best_settings
 import compare_results
-import measure_all
 from bench import doctor, frameworks, packages
 from bench.host import environment, resources
 from bench.plots import card, draw
@@ -78,8 +77,6 @@ def print_table(folder, _):
 
 
 def print_all(folder, monkeypatch):
-    for found in (rows.IMAGE, rows.TRAINING[:1], rows.FAILURES["every process"]):
-        print(measure_all.describe_results(found, []))
     figures = []
     monkeypatch.setattr(draw, "save", lambda figure, path, **options: figures.append(figure) or path)
     rows.write(folder, rows.CARD, "example-cpu")

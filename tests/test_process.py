@@ -112,7 +112,8 @@ def test_children_work_when_they_are_asked(make_child):
     assert all([first.work(), second.work(), second.work({"slice": 1}), first.work({"slice": 1})])
     for child in (first, second):
         child.finish(CHECK)
-    assert (first.exit_status, second.exit_status, make_child.printed) == (0, 0, ["printed"] * 2)
+    assert (first.exit_status, second.exit_status) == (0, 0)
+    assert sorted(make_child.printed) == ["half", "half", "printed", "printed"]
     (a, d), (b, c) = ([line["at"] for line in child.lines] for child in (first, second))
     assert a < b < c < d
 
@@ -125,13 +126,12 @@ def test_a_process_has_ended_although_a_worker_holds_its_pipes_open(make_child, 
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
-def test_a_time_limit_counts_only_what_a_child_works_itself(make_child, tmp_path):
+def test_a_time_limit_does_not_count_what_others_work(make_child, tmp_path):
     slow, patient = make_child("sleeps", limit=4), make_child("works", limit=4)
     assert patient.work()
     slow.finish()
     patient.finish(CHECK)
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
-    assert slow.seconds > 4 > patient.seconds
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 

@@ -53,8 +53,8 @@ class TwoRanks(ranks.Group):
 
     ranks = ranks.read_ranks(TORCHRUN)
 
-    def __init__(self, other):
-        self.other = other
+    def __init__(self, other, me=ranks):
+        self.other, self.ranks = other, me
 
     def gather(self, value):
         return [value, self.other]
@@ -73,7 +73,7 @@ def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     found = frameworks.Device("cpu", None, "2.9", 1)
     framework = SimpleNamespace(
-        find_device=lambda settings: found, join_ranks=lambda me, device: nullcontext(TwoRanks(3))
+        find_device=lambda settings: found, join_ranks=lambda me, device: nullcontext(TwoRanks(3, me))
     )
     monkeypatch.setattr(frameworks, "load", lambda name: framework)
     monkeypatch.setattr(meters, "open_instruments", pytest.fail)

@@ -7,7 +7,6 @@ from bench import child
 from bench.host.environment import read_host
 from bench.records import peaks
 from bench.records.rows import complete_row
-from bench.settings import read_settings
 from bench.timing import MeasurementError
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
@@ -20,8 +19,7 @@ def run_sweep(monkeypatch, environ):
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)
-        settings = read_settings("tflops")
-        status = child.open_and_measure(settings, None, tflops_sweep.measure_sweep, lines.append)
+        status = child.main("tflops", None, tflops_sweep.measure_sweep, lines.append)
     return status, [about | line for line in lines]
 
 

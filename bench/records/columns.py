@@ -56,7 +56,7 @@ DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "f
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
 # What a row of ours may say: a result, why a process has none, and what a check refused.
-STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out", "compiling")
+STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out")
 STATUSES += ("wrong_output", "wrong_model", "work_skipped")
 PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
 PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")

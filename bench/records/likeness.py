@@ -128,7 +128,7 @@ def describe_elsewhere(row, stored):
         machines.setdefault(name, other)
 
     def distance(item):
-        mine, its = (words_in(each["device_name"].partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
+        mine, its = (words_in(str(each["device_name"]).partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
         return mine != its, -rate_of(item[1])
 
     known = describe_how(row).split(", ")

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
-from bench.timing import MAX_UNEVEN, MeasurementError, idle_barrier_seconds, timed
+from bench.timing import MAX_UNEVEN, idle_barrier_seconds, timed
 from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
 
 MIN_BLOCK_SECONDS = 0.020
@@ -30,7 +30,7 @@ ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first lo
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
 MIN_MEASURED_SECONDS = 0.5
-STREAM_SHARE, STREAM_WINDOWS = 2 / 3, 40  # of MAX_SECONDS for a pipeline, and its windows in that time
+STREAM_SHARE = 2 / 3  # of MAX_SECONDS, for a pipeline
 ENOUGH_QUEUES = 10
 SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
 MOST_RATES = 100
@@ -83,12 +83,12 @@ class Timer:
         """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
         return self.session.queue_steps is not None
 
-    def measure(self, requests=({"seconds": True},)):
+    def measure(self, requests=({},)):
         """Measure with garbage collection disabled; return the cells of the result, flags as words of a text.
 
         Args:
-            requests: what to measure when it is warmed up, one after the other: windows until the timer's own limits
-                ({"seconds": ...}), or for so many seconds ({"slice": 0.25}).
+            requests: what to measure when it is warmed up, one after the other: windows for so many seconds
+                ({"slice": 0.25}), or until the timer's own limits ({}).
 
         Returns:
             After Ctrl-C the cells of the complete windows, with the status "interrupted".
@@ -98,6 +98,7 @@ class Timer:
             KeyboardInterrupt: Ctrl-C before the first window was complete.
         """
         with collection_disabled():
+            self.first_step_seconds = timed(self.session, self.clock, 1)  # it compiles, or tries several algorithms
             self.start()
             counters = start_counters(self)
             reason = ""
@@ -111,17 +112,14 @@ class Timer:
             return self.finish(counters, reason)
 
     def start(self):
-        """Run the first step and the warm-up, choose the steps of a window, and check that all of them run."""
+        """Warm up after the first step, choose the steps of a window, and check that all of them run."""
         session, clock = self.session, self.clock
-        self.first_step_seconds = timed(session, clock, 1)  # it compiles, or tries several algorithms
         session.after_first_step()
         began = clock()
         step_seconds = self.drain_queue() if self.is_stream else self.warm_up()
         self.submit_seconds = self.time_submitting()
         self.warmup_seconds = clock() - began
         self.steps = self.choose_stream_steps(step_seconds) if self.is_stream else self.choose_steps(step_seconds)
-        if time.get_clock_info("perf_counter").resolution > MAX_END_SHARE * self.steps * step_seconds:
-            raise MeasurementError("unsupported", "the system's clock is too coarse for these steps")
         if not session.steps_run:
             check_steps_run(self, self.steps)
             if self.is_stream:
@@ -196,11 +194,10 @@ class Timer:
 
     def choose_stream_steps(self, step_seconds):
         """Return the batches in a window: a multiple of the workers, which deliver one after the other."""
-        workers, seconds = max(1, self.session.num_workers), STREAM_SHARE * self.max_seconds
-        if workers * step_seconds > seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
+        seconds = max(1, self.session.num_workers) * step_seconds
+        if seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
             return 1
-        window = max(MIN_WINDOW_SECONDS, seconds / STREAM_WINDOWS)
-        return workers * max(1, round(window / (step_seconds * workers)))
+        return max(1, self.session.num_workers) * max(1, round(MIN_WINDOW_SECONDS / seconds))
 
     def measure_windows(self):
         """Time windows until find_stop_reason() has one; return it.
@@ -277,14 +274,15 @@ class Timer:
         low, high = interval(windows)
         is_part = self.session.prepare and reason != "interrupted"  # Ctrl-C leaves no result to read
         barrier = idle_barrier_seconds(self.session, self.clock) if is_part else 0
-        # A queue that was full or empty at the start may still show in the total.
-        is_short = self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps
-        is_uneven = len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput
-        flags += ["barrier_shows"] if barrier > MAX_PART_BARRIER_SHARE * step_seconds else []
-        flags += ["short"] if is_short else []
-        flags += ["drift"] if has_drift(windows) else []
-        flags += ["uneven"] if is_uneven else []
-        flags += ["launch_bound"] if self.submit_seconds > LAUNCH_BOUND * step_seconds else []
+        noticed = {
+            "barrier_shows": barrier > MAX_PART_BARRIER_SHARE * step_seconds,
+            # A queue that was full or empty at the start may still show in the total.
+            "short": self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps,
+            "drift": has_drift(windows),
+            "uneven": len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput,
+            "launch_bound": self.submit_seconds > LAUNCH_BOUND * step_seconds,
+        }
+        flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
         return readings | {
             "status": "interrupted" if reason == "interrupted" else "ok",
             "throughput": throughput,

@@ -118,13 +118,6 @@ def test_a_busy_machine_skips_nothing():
         check.check_steps_run(timer_of(fake), 9)
 
 
-def test_a_clock_that_is_too_coarse_for_a_window_is_unsupported(monkeypatch):
-    about = SimpleNamespace(get_clock_info=lambda name: SimpleNamespace(resolution=0.004))
-    monkeypatch.setattr(windows, "time", about)
-    assert refusal(steps_of(0.010)).status == "unsupported"
-    assert run(steps_of(0.5)).windows
-
-
 @pytest.mark.parametrize(
     ("precision", "moved", "status"),
     [
