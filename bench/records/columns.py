@@ -28,12 +28,10 @@ HOLDS = {
 }
 MEASURED = ("number", "positive", "meter")  # columns that hold these are numbers in a frame, see tables.py
 OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text", "status": "word"}  # hold this instead
-# What must not be blank: in every row; in a row of ours; in one with a result; in a published figure, which would
-# otherwise be in no plot, or be shown as one of ours.
-NEEDED = ("schema", "status", "machine")
-OF_OURS = (*NEEDED, "timestamp", "process")
+# What must not be blank: in a row of ours, in one with a result, and in a published figure, which has a source.
+OF_OURS = ("schema", "status", "machine", "timestamp", "process")
 OF_RESULTS = (*OF_OURS, "framework", "workload", "model", "device", "unit", "throughput")
-OF_OTHERS = (*NEEDED, "source", "workload", "scope")
+OF_OTHERS = ("schema", "status", "machine", "workload", "scope")
 
 
 @dataclass(frozen=True)
@@ -189,12 +187,9 @@ def pattern_of(holds):
     return HOLDS.get(holds) or ("|".join(map(re.escape, holds)), f"one of {', '.join(holds)}")
 
 
-def find_fault(row, is_published=False):
-    """Return the first cell that a row, a dict of text, cannot have, and why; "" if all can be read.
-
-    A row with a source is a published figure; one in a file of published figures needs a source.
-    """
-    is_published = is_published or row["source"] != ""
+def find_fault(row):
+    """Return the first cell that a row, a dict of text, cannot have, and why; "" if all can be read."""
+    is_published = row["source"] != ""
     needed = OF_OTHERS if is_published else OF_RESULTS if row["status"] == "ok" else OF_OURS
     for name, text in row.items():
         if not text and name in needed:

@@ -175,7 +175,6 @@ def parse(text, path):
     lines = text.removeprefix("\ufeff").splitlines() or [""]
     delimiter = max(",;\t", key=lines[0].count)
     header, rows, faults = [], [], []
-    is_published = Path(path).stem == "published"
     for number, line in enumerate(lines, 1):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         if not any(cells):
@@ -189,7 +188,7 @@ def parse(text, path):
             continue
         row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
         is_whole = len(cells) == len(header) and line.count('"') % 2 == 0
-        fault = find_fault(row, is_published) if is_whole else "it is cut, or has a cell or a quote too many"
+        fault = find_fault(row) if is_whole else "it is cut, or has a cell or a quote too many"
         if fault:
             faults.append(f"line {number}: {fault}")
         else:
