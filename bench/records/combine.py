@@ -125,9 +125,10 @@ def compare_runs(rows, base_rows, chosen=()):
         chosen: columns in which the two may differ; use_gpu: in the device.
     """
     ours, bases = (
-        {(row["group"], row["process"]): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows)
+        {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and row["scope"] == "device"}
+        for some in (rows[::-1], base_rows[::-1])  # of several rows of a process the first is compared
     )
-    pairs = [(ours[key], bases[key]) for key in ours if key in bases]
+    pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
     if not pairs:
         return None
     ratios = [ratio_of(*pair) for pair in pairs]
@@ -148,8 +149,3 @@ def ratio_of(row, base):
 def read_rates(row):
     """Return the rates of a row's windows, of its slices, or of the parts of a sustained run; [] without any."""
     return [float(rate) for rate in (row["rates"] or "").split()]
-
-
-def is_main(row):
-    """Return whether a row of a group is a rate of the scope device; the first such row of a process is compared."""
-    return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"

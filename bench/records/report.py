@@ -288,7 +288,7 @@ def describe_pairs(comparison):
 
 
 def describe_chance(_):
-    """Return ""."""
+    """Return "": no line says how many verdicts may be wrong by chance."""
     return ""
 
 

@@ -31,15 +31,6 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert (second["throughput"], second["loss_mean"], second["note"][:9]) == ("", "", "\ufffd[31m\ufffdred")
 
 
-def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
-    path = tmp_path / "m.csv"
-    path.write_text(",".join(OLD) + "\n" + LINE.replace(",y", ',"a, b"'))
-    results.append(path, ROW | {"run_id": "y", "throughput": 2.5})
-    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
-    assert found == [("x", "a, b", ""), ("y", "", "2.5")]
-
-
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
 def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
     path = tmp_path / "m.csv"
