@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import statistics
 import sys
 import textwrap
 from contextlib import contextmanager
@@ -13,13 +14,14 @@ from bench import process
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
-from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
 logged = set()  # by child processes
+BURST_RATES = 3  # of ten seconds each: the beginning of a sustained run
 MATMULS = ("matmul", "matmul-8bit")
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
@@ -87,34 +89,32 @@ def describe_run(rows, stored):
     if max(count_processes(row) for row in rows) == 1:
         notes.append("only one process, so the variation between processes is unknown")
     lines += [wrap(f"  {text}", "    ") for text in notes]
-    return "\n".join(filter(None, [*lines, explain_flags(" ".join(row["flags"] for row in rows).split())]))
+    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
+    return "\n".join(filter(None, [*lines, flags]))
 
 
 def describe_sweep(rows, _):
     """Describe a sweep: a table of TFLOP/s by work and precision, GB/s, and what failed."""
     first = rows[0]
-    ok = [row for row in rows if row["status"] == "ok"]
     lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
-    table = {}  # {work: {precision: text}}
+    table, others = {}, []
     # Larger matmuls may be measured in some precisions only, and later than the convolutions.
-    for row in sorted((row for row in ok if row.get("tflops")), key=lambda row: row["model"] not in MATMULS):
-        name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
-        table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
-    precisions = dict.fromkeys(precision for rates in table.values() for precision in rates)
-    if table:
-        title = "TFLOP/s (int8 TOP/s)" if "int8" in precisions else "TFLOP/s"
-        lines.append(f"  {title:<20}" + "".join(f"{precision:>13}" for precision in precisions))
-    for name, rates in table.items():
-        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["model"] not in MATMULS):
+        work = describe_work(row)
         if row["status"] != "ok":
-            lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
-        elif row["unit"] == "GB/s":
-            prefix = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
-            lines.append(f"  {prefix}{describe_work(row)}: {row['throughput']:.4g} GB/s")
+            others.append(f"  {work}: {row['status']}: {row['note']}")
+        elif row["tflops"]:
+            name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
+            table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
+        else:
+            others.append(f"  {work}: {format_number(row['throughput'])} {row['unit']}")
         if row["flags"]:
-            lines.append(f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}")
-    return "\n".join(filter(None, [*lines, explain_flags(" ".join(row["flags"] for row in rows).split())]))
+            others.append(f"  flags of {work}: {', '.join(row['flags'].split())}")
+    precisions = {precision: precision for rates in table.values() for precision in rates}
+    for name, rates in ({"TFLOP/s (int8 TOP/s)": precisions} | table).items():
+        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
+    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
+    return "\n".join(filter(None, [*lines, *others, flags]))
 
 
 def describe_rate(row):
@@ -208,10 +208,12 @@ def describe_share(row, quantity, name, reached):
 
 def describe_sustained(row):
     """Describe what heat did to the speed in a sustained run; "" if it is none, or was too short to tell."""
-    if row["scope"] != "sustained" or not (found := burst_and_sustained(read_rates(row))):
+    rates = read_rates(row)
+    third = len(rates) // 3
+    if row["scope"] != "sustained" or len(rates) - third < BURST_RATES:
         return ""
-    burst, kept = found
-    first, last = (f"{format_number(rate)} {row['unit']}" for rate in found)
+    burst, kept = statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])
+    first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))
     return f"burst {first} (first 30 s), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
 
 

@@ -12,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from bench.records import columns, results
-from bench.records.columns import COLUMNS
 from bench.records.results import ResultsError
 from bench.timing import METHOD_VERSION
 
