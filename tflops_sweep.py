@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from operator import itemgetter
 
-from bench import child, frameworks, process
+from bench import child, frameworks
 from bench.records import report
 from bench.records.columns import describe_work
 from bench.records.rows import work_cells
@@ -69,28 +69,23 @@ class Sweep:
 
 
 def measure_sweep(measurer: child.Measurer, _):
-    """Measure everything that the settings ask for, in the child process; return the exit status."""
+    """Measure everything that the settings ask for, in the child process."""
     sweep = Sweep(measurer)
     settings = measurer.settings
     device = measurer.device
-    try:
-        for precision in settings.precision if "matmul" in settings.ops else ():
-            sweep_sizes(sweep, precision)
-            matmuls = [row for row in sweep.rows if row["status"] == "ok" and row["precision"] == precision]
-            best = max((row for row in matmuls if row["model"] == "matmul"), key=itemgetter("tflops"), default=None)
-            if best and math.prod(max(settings.sizes, key=math.prod)) >= sweep.peak_side**3:
-                measure_peak(sweep, best)
-            if best and "convolution" in settings.ops:
-                measure_others(sweep, [(operators.convolution_3x3(device.type), precision)], best["tflops"])
-        others = operators.list_others(device.type, sweep.peak_side)
-        for name, works in others.items():
-            if name in settings.ops:
-                measure_others(sweep, works)
-    except KeyboardInterrupt:
-        return process.INTERRUPTED
+    for precision in settings.precision if "matmul" in settings.ops else ():
+        sweep_sizes(sweep, precision)
+        matmuls = [row for row in sweep.rows if row["status"] == "ok" and row["precision"] == precision]
+        best = max((row for row in matmuls if row["model"] == "matmul"), key=itemgetter("tflops"), default=None)
+        if best and math.prod(max(settings.sizes, key=math.prod)) >= sweep.peak_side**3:
+            measure_peak(sweep, best)
+        if best and "convolution" in settings.ops:
+            measure_others(sweep, [(operators.convolution_3x3(device.type), precision)], best["tflops"])
+    for name, works in operators.list_others(device.type, sweep.peak_side).items():
+        if name in settings.ops:
+            measure_others(sweep, works)
     if not sweep.rows:
         raise SettingError(f"MAX_SECONDS={settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
-    return 0 if any(row["status"] == "ok" for row in sweep.rows) else 1
 
 
 def sweep_sizes(sweep: Sweep, precision):

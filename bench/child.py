@@ -9,6 +9,7 @@ processes, or what is printed; bench/run.py does.
 import atexit
 import logging
 import os
+import platform
 import statistics
 import sys
 import time
@@ -39,17 +40,17 @@ MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after
 
 
 def main(command, make_workload, measure, write=None):
-    """Measure what the environment's settings ask for, and write lines; return the exit status.
+    """Measure what the environment's settings ask for, and write lines; return the exit status: 0, 2 or 130.
 
-    A mistake in the settings is a line too, with the key `mistake`.
+    A mistake in the settings is a line too, with the key `mistake`, and so is a failure.
 
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload.
-        measure: (Measurer, make_workload) -> exit status, such as measure_workload().
+        measure: called with a Measurer and make_workload, such as measure_workload().
         write: called with each line; None: the parent gets them, and asks for what is measured.
     """
-    requests = None
+    requests, status = None, 0
     if not write:
         write, requests = process.open_channel()
     me = ranks.read_ranks()
@@ -80,7 +81,9 @@ def main(command, make_workload, measure, write=None):
             if not me.are_many:  # the energy and heat of one card would be those of one rank only
                 instruments = meters.open_instruments(device.type, device.device_name)
                 measurer = replace(measurer, instruments=instruments)
-            status = measure(measurer, make_workload)
+            measure(measurer, make_workload)
+    except KeyboardInterrupt:
+        status = process.INTERRUPTED
     except (SettingError, ModuleNotFoundError) as error:
         write({"mistake": process.explain(error)})
         status = process.MISTAKE
@@ -106,7 +109,7 @@ class Measurer:
     def write(self, cells):
         """Write a line with these cells and those of the device, on rank 0 only."""
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
-        about = {name: getattr(self.device, name) for name in names}
+        about = {name: getattr(self.device, name) for name in names} | {"python": platform.python_version()}
         if not self.group.ranks.rank:
             self.send(about | {"device": self.device.type, "nodes": self.group.ranks.nodes} | cells)
 
@@ -271,7 +274,7 @@ def warn_of_device(settings, device):
 
 
 def measure_workload(measurer: Measurer, make_workload):
-    """Measure each scope that the settings ask for, up to the first failure; return the exit status."""
+    """Measure each scope that the settings ask for, up to the first failure."""
     settings, group = measurer.settings, measurer.group
     if measurer.instruments.why_no_energy:
         log.info("power and energy are not measured: %s", measurer.instruments.why_no_energy)
@@ -280,28 +283,21 @@ def measure_workload(measurer: Measurer, make_workload):
         fitting = resources.count_workers(settings.num_workers, PREFETCH + 1, workload.batch_bytes)
         settings = replace(settings, num_workers=max(1, fitting))  # the row has their number
         measurer = replace(measurer, settings=settings)
-    status = ""
     for scopes, measure in list_measurements(measurer, workload):
-        scope = scopes[0]
+        scope, cells = scopes[0], {}
         try:
             for scope, cells in measure(workload, scopes):
                 measurer.write(work_cells(settings, workload, scope) | cells)
-                if cells["status"] != process.BEGUN and cells["note"] != COMPARING:
-                    status = cells["status"] if status in ("", "ok") else status
         except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
             raise
-        except KeyboardInterrupt:
-            return process.INTERRUPTED
         except Exception as error:
-            failure = frameworks.classify_failure(error)
-            measurer.write(work_cells(settings, workload, scope) | failure)
-            status = failure["status"]
+            cells = frameworks.classify_failure(error)
+            measurer.write(work_cells(settings, workload, scope) | cells)
             if group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                print(f"rank {group.ranks.rank}: {status}: {failure['note']}", file=sys.stderr)
+                print(f"rank {group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
                 raise SystemExit(1) from None
-        if status != "ok":
+        if cells["status"] != "ok":
             break
-    return 0 if status == "ok" else process.INTERRUPTED if status == "interrupted" else 1
 
 
 def list_measurements(measurer: Measurer, workload: Workload):

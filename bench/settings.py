@@ -294,17 +294,14 @@ def read_runs(command, environ=os.environ, also=()):
         SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
     """
     check_names((command, *also), environ)
-    environ = {name: text for name, text in environ.items() if name != "MAKEFLAGS"}
-    lists = []
-    for name in DECLARED:
-        variable, texts = read_texts(name, command, environ)
-        if len(texts) > 1 and declared_for(name, "lists", command) == EACH:
-            lists.append([(name, variable, text) for text in texts])  # a variable may be a synonym
+    environ = {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
+    texts = {name.upper(): read_texts(name, command, environ) for name in DECLARED}
+    lists = [name for name, some in texts.items() if len(some) > 1 and declared_for(name, "lists", command) == EACH]
     runs = {}  # by the values that make them different
-    for entries in product(*lists):  # without lists: once, ()
-        choices = {variable: text for _, variable, text in entries}
+    for entries in product(*(texts[name] for name in lists)):  # without lists: once, ()
+        choices = dict(zip(lists, entries, strict=True))
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
-        used = [name for name, _, _ in entries if is_used_in(name, run.settings.phase)]
+        used = [name.lower() for name in lists if is_used_in(name.lower(), run.settings.phase)]
         runs.setdefault(tuple(getattr(run.settings, name) for name in used), run)
     check_used(command, runs.values(), environ)
     return list(runs.values())
@@ -313,14 +310,14 @@ def read_runs(command, environ=os.environ, also=()):
 def read_settings(command, environ=os.environ):
     """Read the settings of a command that has one run; raises SettingError as read_runs() does."""
     check_names((command,), environ)
-    return parse_settings(command, environ)
+    return parse_settings(command, {SYNONYMS.get(name, name): text for name, text in environ.items()})
 
 
 def parse_settings(command, environ):
     """Parse the settings of one run, that of the first entries of its lists; raises SettingError for a wrong one."""
     values = {}
     for name in DECLARED:
-        entries = parse_texts(name, command, *read_texts(name, command, environ))
+        entries = parse_texts(name, command, read_texts(name, command, environ))
         is_list = declared_for(name, "lists", command) == TOGETHER
         values[name] = tuple(dict.fromkeys(entries)) if is_list else next(iter(entries), None)
     framework = FRAMEWORKS[values["framework"]]
@@ -328,7 +325,7 @@ def parse_settings(command, environ):
         values["memory_format"] = framework.memory_formats[0]
     if values["compile"] is False and framework.always_compiles and "COMPILE" not in environ:
         values["compile"] = True
-    on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if not find_given(name, environ)}
+    on_cpu = {name: text for name, text in ON_CPU.get(command, {}).items() if name.upper() not in environ}
     cpu_defaults = {name: declared_for(name, "parse", command)(text) for name, text in on_cpu.items()}
     settings = Settings(**values, cpu_defaults=cpu_defaults)
     check_compatible(command, settings, environ)
@@ -342,7 +339,7 @@ def is_used_in(name, phase):
 
 def declared_for(name, key, command):
     """Return what the declaration of a setting says about a command: its "parse" or "lists"."""
-    value = DECLARED[name][key]
+    value = DECLARED[name.lower()][key]
     return value.get(command, value.get("")) if isinstance(value, dict) else value
 
 
@@ -352,35 +349,30 @@ def is_used(name, command):
     return commands is None or command in commands
 
 
-def find_given(name, environ):
-    """Return the variable of the environment that sets a setting, which may be a synonym; None if it is unset."""
-    names = [name.upper(), *(synonym for synonym, meant in SYNONYMS.items() if meant == name.upper())]
-    return next((variable for variable in names if variable in environ), None)
-
-
 def read_texts(name, command, environ):
-    """Return (the variable that sets a setting, the texts of its entries); none if it is unused or decided later."""
-    given = find_given(name, environ)
-    text = environ[given] if given else DEFAULTS.get(command, {}).get(name, DECLARED[name]["default"])
+    """Return the texts of a setting's entries; [] if it is unused or decided later."""
+    variable = name.upper()
+    text = environ.get(variable, DEFAULTS.get(command, {}).get(name, DECLARED[name]["default"]))
     if text is None or not is_used(name, command):
-        return name.upper(), []
+        return []
     texts = [each.strip() for each in (text.split(",") if declared_for(name, "lists", command) else [text])]
     if not all(texts):
-        raise SettingError(f"{given}={text!r} has an empty value: fill it in, leave out its comma, or unset {given}")
-    return given or name.upper(), texts
+        fix = f"fill it in, leave out its comma, or unset {variable}"
+        raise SettingError(f"{variable}={text!r} has an empty value: {fix}")
+    return texts
 
 
-def parse_texts(name, command, variable, texts):
+def parse_texts(name, command, texts):
     """Return the values of a setting's entries; raises SettingError for a wrong one."""
     try:
         return [declared_for(name, "parse", command)(text) for text in texts]
     except ValueError as error:
         hint = ", in every entry" if len(texts) > 1 else ""
         if not declared_for(name, "lists", command) and "," in texts[0]:
-            hint = f"; `make {command}` takes one value of {variable}"
+            hint = f"; `make {command}` takes one value of {name.upper()}"
         elif re.search(r"\w[\s;|+]+\w", texts[0]):
             hint = "; a list has commas"
-        raise SettingError(f"{variable}={','.join(texts)!r} must be {error}{hint}") from None
+        raise SettingError(f"{name.upper()}={','.join(texts)!r} must be {error}{hint}") from None
 
 
 def check_compatible(command, settings, environ):
@@ -427,13 +419,12 @@ def check_compatible(command, settings, environ):
 
 def check_used(command, runs, environ):
     """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
-    for name in DECLARED:
-        given = find_given(name, environ)
-        if given and command == "all" and not is_used(name, command):
-            raise SettingError(f"{given}={environ[given]!r} would change the work of `make all`: unset {given}")
-        if given and is_used(name, command) and not any(is_used_in(name, run.settings.phase) for run in runs):
-            fix = f"set PHASE={PHASES_OF[name][0]}, or unset {given}"
-            raise SettingError(f"{given}={environ[given]!r} is not used: {fix}")
+    for name in (name for name in DECLARED if name.upper() in environ):
+        given = f"{name.upper()}={environ[name.upper()]!r}"
+        if command == "all" and not is_used(name, command):
+            raise SettingError(f"{given} would change the work of `make all`: unset {name.upper()}")
+        if is_used(name, command) and not any(is_used_in(name, run.settings.phase) for run in runs):
+            raise SettingError(f"{given} is not used: set PHASE={PHASES_OF[name][0]}, or unset {name.upper()}")
 
 
 def check_names(commands, environ):

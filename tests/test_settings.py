@@ -174,7 +174,7 @@ DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does
     [
         ("image", {"BATCH_SIZE": "4", "SCOPE": "device,input"}, [{}]),
         ("tflops", {"PRECISION": "float32,tf32", "SIZES": "8,9"}, [{}]),
-        ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"IMAGE_MODEL": "vgg11"}, {"IMAGE_MODEL": "vgg16"}]),
+        ("image", {"IMAGE_MODEL": "vgg11, vgg16"}, [{"MODEL": "vgg11"}, {"MODEL": "vgg16"}]),
         ("llm", {"PHASE": " Prefill,decode", "DEPTH": "0,9"}, [{"PHASE": "Prefill", "DEPTH": "0"}, *DECODE]),
         ("image", {"COMPILE": "0,1,0"}, [{"COMPILE": "0"}, {"COMPILE": "1"}]),
         ("tflops", {"FRAMEWORK": "torch,JAX"}, [{"FRAMEWORK": "torch"}, {"FRAMEWORK": "JAX"}]),
@@ -186,7 +186,7 @@ def test_runs_that_the_lists_ask_for(command, environ, changes):
     runs = read_runs(command, environ | {"MAKEFLAGS": ""})
     assert [run.choices for run in runs] == changes
     for run in runs:  # a child reads the same settings without a list
-        assert run.environ == environ | run.choices
+        assert run.environ == {SYNONYMS.get(name, name): text for name, text in environ.items()} | run.choices
         assert read_settings(command, run.environ) == run.settings
 
 
