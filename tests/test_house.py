@@ -36,7 +36,7 @@ LAYERS = [
 CEILINGS = {
     "settings": (480, "bench/settings.py"),
     "run, process, child": (1080, "bench/run.py", "bench/process.py", "bench/child.py"),
-    "scripts": (1758, "*.py"),
+    "scripts": (1753, "*.py"),
     "check": (400, "bench/check.py", "bench/precision.py"),
     "doctor, packages": (186, "bench/*.py"),
     "timing": (560, "bench/timing/*.py"),
@@ -47,7 +47,7 @@ CEILINGS = {
     "plots": (1060, "bench/plots/*.py"),
     "page.js": (280, "bench/plots/page.js"),
     "checks/": (520, "checks/*.py"),
-    "tests/": (9_010, "tests/**/*.py"),
+    "tests/": (9_000, "tests/**/*.py"),
     "words of documents": (13_460, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
