@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench import process
 from bench.plots import table
-from bench.records import columns, elsewhere, peaks, report, results, tables
+from bench.records import columns, likeness, peaks, report, results, tables
 from bench.records.columns import disturbing_flags, format_number
 from bench.records.combine import convert, read_stored
 from bench.records.likeness import describe_how, work_of
@@ -73,8 +73,8 @@ def read_side(side, environ, folder):
 def find_published(side, typed, folder):
     """Return the valid published results of the machine that A or B names."""
     found = [row for row in read_stored(folder) if row["source"] and row["status"] == "ok"]
-    name = elsewhere.find_name(side, typed, dict.fromkeys(row["device_name"] for row in found)) if typed else None
-    return [row | {"throughput": elsewhere.rate_of(row)} for row in found if row["device_name"] == name]
+    name = likeness.find_name(side, typed, dict.fromkeys(row["device_name"] for row in found)) if typed else None
+    return [row | {"throughput": likeness.rate_of(row)} for row in found if row["device_name"] == name]
 
 
 def pair_lines(a, b, names):

@@ -16,24 +16,22 @@ from types import SimpleNamespace
 
 from bench import process
 from bench.host import environment
-from bench.records import peaks, results
-from bench.records.columns import COLUMNS, MEASURED, STATUSES
+from bench.records import results
+from bench.records.columns import COLUMNS, MEASURED
 from bench.records.rows import name_chip
 from bench.settings import ROOT, SettingError, read_settings
 
 AGAIN = "remove the row, and measure it again"
 
 
-def find_faults(row, machine, is_named_after_chip):
-    """Yield (column, reason and fix) for what is wrong with a row that can be read, in the file of a machine."""
+def find_faults(row, machine, chips):
+    """Yield what is wrong with a row, and the fix, in the file of a machine whose earlier rows are of these chips."""
     if row["machine"] != machine:
-        yield "machine", f"must be the name of the file, {machine}: send one file for each machine"
+        yield f"machine must be the name of the file, {machine}: send one file for each machine"
     if row["source"]:
-        yield "source", "must be blank: leave the figures of others to results/published.csv"
-    if is_named_after_chip and find_chip(row) != machine:
-        yield "device_name", f"is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
-    if row["status"] not in STATUSES:
-        yield "status", f"must be one of {', '.join(STATUSES)}: {AGAIN}"
+        yield "source must be blank: leave the figures of others to results/published.csv"
+    if machine in chips and find_chip(row) != machine:  # the file is not named by MACHINE
+        yield f"device_name is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
     if row["status"] == "ok":
         yield from find_wrong_numbers(row)
 
@@ -45,21 +43,19 @@ def find_chip(row):
 
 
 def find_wrong_numbers(row):
-    """Yield what does not fit in the numbers of a result, or exceeds its GPUs. Unknown numbers count as 0."""
+    """Yield what does not fit in the numbers of a result. Unknown numbers count as 0."""
     n = SimpleNamespace(**{name: float(row[name] or 0) for name in COLUMNS if COLUMNS[name].holds in MEASURED})
     steps = n.windows * n.steps_per_window
     # The rate of an epoch, a pipeline or NUM_IMAGES is that of the whole time, any other one that of the median window.
     seconds = n.seconds, steps * n.step_seconds_median
     if not n.items or not any(agree(n.throughput * each, n.items) for each in seconds):
-        yield "throughput", f"does not agree with items, seconds, windows and step_seconds_median: {AGAIN}"
+        yield f"throughput does not agree with items, seconds, windows and step_seconds_median: {AGAIN}"
     if not (n.throughput_low or n.throughput) <= n.throughput <= (n.throughput_high or n.throughput):
-        yield "throughput", f"is outside its interval, {n.throughput_low:g} to {n.throughput_high:g}: {AGAIN}"
+        yield f"throughput is outside its interval: {AGAIN}"
     if not agree(n.tflops, n.throughput * n.flops_per_item / 1e12):
-        yield "tflops", f"does not agree with throughput and flops_per_item: {AGAIN}"
+        yield f"tflops does not agree with throughput and flops_per_item: {AGAIN}"
     if not agree(n.bandwidth * n.items, n.throughput * steps * n.bytes_per_step / 1e9):
-        yield "bandwidth", f"does not agree with throughput and bytes_per_step: {AGAIN}"
-    if peaks.is_implausible(row | vars(n)):
-        yield "throughput", "is more than a GPU can do: remove the row, or add the chip to bench/records/peaks.csv"
+        yield f"bandwidth does not agree with throughput and bytes_per_step: {AGAIN}"
 
 
 def agree(value, expected):
@@ -86,57 +82,49 @@ class Repository:
         return environment.ask_git(self.root, *command)
 
     def list_changes(self):
-        """List files in results/ that differ from the base, committed or not; returns (those of machines, others)."""
-        changed = self.git("diff", "--name-only", "--no-renames", self.base, "-z", "--", "results")
-        new = self.git("ls-files", "--others", "--exclude-standard", "-z", "--", "results")
+        """List the files of machines that differ from the base: changed, removed or new, committed or not."""
+        files = "--", ":(glob)results/*.csv", ":!results/published.csv"
+        changed = self.git("diff", "--name-only", "--no-renames", self.base, *files)
+        new = self.git("ls-files", "--others", "--exclude-standard", *files)
         if changed is None or new is None:
             raise SettingError(environment.explain_commit(None, self.root))
-        paths = (changed + new).split("\0")[:-1]
-        files = [path for path in paths if re.fullmatch(r"results/(?!published\.csv)[a-z0-9-]+\.csv", path)]
-        return files, [path for path in paths if path not in files]
+        return (changed + new).splitlines()
 
-    def find_fault(self, commit):
-        """Return (column, reason and fix) unless a row's commit has the programs of a commit of the main branch."""
+    def is_published(self, commit):
+        """Return whether a row's commit has the programs of a commit of the main branch; it may have added rows."""
         shared = re.fullmatch("[0-9a-f]{12,40}", commit) and self.git("merge-base", self.tip, commit)
-        # A later commit may have added rows.
-        if not shared or self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is None:
-            return "commit", "must be in the main branch, without changes: measure again in a clone of that branch"
-        return None
+        return shared and self.git("diff", "--quiet", shared.strip(), commit, "--", ".", ":!results") is not None
 
-
-def check_file(repository, path):
-    """Check the rows that a machine's file adds to the base; returns (their number, problems as lines)."""
-    lines = results.parse(results.read_text(repository.root / path), path)
-    before = results.parse(repository.git("show", f"{repository.base}:{path}") or "", path)
-    for place, old in enumerate(before):
-        if place == len(lines) or lines[place].row != old.row:
-            return 0, [f"{path}, line {old.number}: a published row is changed or missing: restore it"]
-    added = lines[len(before) :]
-    machine = Path(path).stem
-    is_named_after_chip = any(find_chip(line.row) == machine for line in before)  # and not by MACHINE
-    commits = {commit: repository.find_fault(commit) for commit in {line.row["commit"] for line in added}}
-    rows = [line.row for line in lines]
-    faults = []
-    for line in added:
-        fault = line.fault or next(find_faults(line.row, machine, is_named_after_chip), commits[line.row["commit"]])
-        if fault or rows.count(line.row) > 1:
-            faults.append((line, fault or ("", "the row is there twice: remove one of them")))
-    return len(added), list(results.describe_faults(path, faults))
+    def check_file(self, path):
+        """Check the rows that a machine's file adds to the base; returns the problems as lines."""
+        before, _ = results.parse(self.git("show", f"{self.base}:{path}") or "", path)
+        rows, left_out = results.parse(results.read_text(self.root / path), path)
+        if left_out or not rows or rows[: len(before)] != before:
+            return [left_out or f"{path}: published rows are changed, moved or missing: restore them"]
+        added = rows[len(before) :]
+        chips = {find_chip(row) for row in before}
+        published = {commit: self.is_published(commit) for commit in {row["commit"] for row in added}}
+        numbers_by_fault = {}
+        for number, row in enumerate(added, len(before) + 1):
+            faults = list(find_faults(row, Path(path).stem, chips))
+            if not published[row["commit"]]:
+                faults.append("commit must be in the main branch, unchanged: measure again in a clone of that branch")
+            for fault in faults:
+                numbers_by_fault.setdefault(fault, []).append(str(number))
+        return [f"{path}, row {', '.join(numbers[:9])}: {fault}" for fault, numbers in numbers_by_fault.items()]
 
 
 def check_results(repository, paths):
-    """Check these files of machines, and print the number of new rows; returns the problems as lines."""
-    checked = [check_file(repository, path) for path in paths]
-    print(f"{sum(count for count, _ in checked)} new rows")
-    return [line for _, problems in checked for line in problems]
+    """Check these files of machines; returns the problems as lines."""
+    print(f"checked: {', '.join(paths) or 'nothing'}")
+    return [line for path in paths for line in repository.check_file(path)]
 
 
 def submit(settings, repository):
     """Check the new rows of MACHINE, or of all, and print how to send them; returns the problems as lines."""
     if settings.results_dir.resolve() != (repository.root / "results").resolve():
         raise SettingError(f"RESULTS_DIR='{settings.results_dir}' is not results/: move its files there, and unset it")
-    files, _ = repository.list_changes()
-    paths = [path for path in files if settings.machine in (None, Path(path).stem)]
+    paths = [path for path in repository.list_changes() if settings.machine in (None, Path(path).stem)]
     if not paths:
         raise SettingError(f"results/{settings.machine or '*'}.csv has no new rows: run `make image` first")
     problems = check_results(repository, paths)
@@ -153,10 +141,7 @@ def main():
         problems = submit(read_settings("submit"), Repository())
     else:
         repository = Repository(ROOT, os.environ.get("BASE"))
-        paths, others = repository.list_changes()
-        problems = check_results(repository, paths)
-        if others:
-            print(f"also changed, for you to look at: {', '.join(map(repr, others))}")
+        problems = check_results(repository, repository.list_changes())
     sys.stderr.writelines(f"{line}\n" for line in problems)
     return int(bool(problems))
 

@@ -80,7 +80,7 @@ def measure_command(command, make_workload, describe_rows):
     host = read_machine(runs)
     runs = plan_runs(runs, make_workload)
     folder = runs[0].settings.results_dir
-    measured, comparisons, status = [], [], 0
+    measured, status = [], 0
     groups = group_runs(runs)
     for group in groups:
         if len(runs) > 1:
@@ -108,12 +108,10 @@ def measure_command(command, make_workload, describe_rows):
             chosen = [name.lower() for name in run.differences]
             if comparison := compare_runs(rows_by_run[run], rows_by_run[group[0]], chosen):
                 print(report.describe_comparison(comparison, run.differences, group[0].differences))
-                comparisons.append(comparison)
         sys.stdout.flush()
         if status:
             break
-    tables = [report.describe_scaling(measured), report.describe_parts(measured), report.describe_chance(comparisons)]
-    for table in filter(None, tables):
+    for table in filter(None, [report.describe_scaling(measured), report.describe_parts(measured)]):
         print(table)
     for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
         print(f"added to {results.display_path(path)}", flush=True)
@@ -152,8 +150,7 @@ def read_machine(runs):
     environment.refuse_wrong_clock()
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
-    busy, _ = meters.describe_load()
-    if busy:
+    if busy := meters.describe_load():
         log.warning("%s", busy)
     uses_gpu = any(run.settings.use_gpu is not False for run in runs)
     return replace(host, card_is_shared=uses_gpu and meters.is_card_shared())

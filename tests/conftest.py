@@ -54,7 +54,7 @@ def plain_environment(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
-    monkeypatch.setattr(meters, "describe_load", lambda: ("", False))  # takes a second
+    monkeypatch.setattr(meters, "describe_load", str)  # takes a second
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac

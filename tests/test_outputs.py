@@ -124,7 +124,6 @@ def print_comparisons(*_):
     base = {"PHASE": "training", "COMPILE": "0"}
     for comparison in rows.COMPARISONS:
         print(report.describe_comparison(comparison, base | {"COMPILE": "1"}, base))
-    print(report.describe_chance(rows.COMPARISONS))
 
 
 COMMANDS = {
@@ -142,7 +141,7 @@ COMMANDS = {
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
     "compare_nothing": lambda folder, _: compare([{}], [rows.GPU | {"phase": "inference"}], folder),
     "table": print_table,
-    "turns": print_comparisons,
+    "slices": print_comparisons,
     "doctor": print_doctor,
     "all": print_all,
 }

@@ -231,8 +231,7 @@ class Host:
     allocator: str | None  # SETUP_VARIABLES that are set
     commit: str | None  # this repository's; ends in "-dirty" if it was changed
     python: str  # version
-    busy: str = ""  # the warning, if other programs used half of the machine before the first child
-    card_is_shared: bool = False  # as meters.is_card_shared() returns it before that child
+    card_is_shared: bool = False  # as meters.is_card_shared() returns it before the first child
 
 
 def read_linux_cpu():

@@ -85,13 +85,13 @@ def others_cpu_seconds():
 
 
 def describe_load():
-    """Measure what other programs use; return (a warning if a row would be flagged, else ""; whether it is half)."""
+    """Measure what other programs use; return a warning if a row would be flagged, else ""."""
     before = read_or(math.nan, others_cpu_seconds)
     time.sleep(1)
     share = (read_or(math.nan, others_cpu_seconds) - before) / usable_cores()
     if not share > CONTENDED_SHARE:
-        return "", False
-    return f"WARNING: other programs used {min(100, 100 * share):.0f} % of the CPU time: close them", share > 0.5
+        return ""
+    return f"WARNING: other programs used {min(100, 100 * share):.0f} % of the CPU time: close them"
 
 
 def read_or(otherwise, read):

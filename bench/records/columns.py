@@ -27,9 +27,11 @@ HOLDS = {
     **dict.fromkeys(("decimal", "number", "meter"), (DIGITS, "a number such as 1234.5")),
 }
 MEASURED = ("number", "positive", "meter")  # columns that hold these are numbers in a frame, see tables.py
-# The wider rule: of published figures these columns hold this instead. Each figure needs one of VALUES.
-OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text"}
-VALUES = ("throughput", "tflops", "seconds", "step_seconds_median")
+OF_PUBLISHED = {"timestamp": "date", "framework": "text", "precision": "text", "status": "word"}  # hold this instead
+# What must not be blank: in a row of ours, in one with a result, and in a published figure, which has a source.
+OF_OURS = ("schema", "status", "machine", "timestamp", "process")
+OF_RESULTS = (*OF_OURS, "framework", "workload", "model", "device", "unit", "throughput")
+OF_OTHERS = ("schema", "status", "machine", "workload", "scope")
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,13 @@ class Column:
 
 DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
-
 METHODS = tuple(map(str, range(1, METHOD_VERSION + 1)))
-PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
-OPERATORS = ("matmul", "convolution", "bandwidth")
-PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
 # What a row of ours may say: a result, why a process has none, and what a check refused.
 STATUSES = ("ok", "interrupted", "out_of_memory", "unsupported", "failed", "crashed", "timed_out")
 STATUSES += ("wrong_output", "wrong_model", "work_skipped")
+PHASES = (*settings.TRAINING, "inference", "prefill", "decode")
+PRECISIONS = (*settings.PRECISIONS, *settings.MIXED, "int8", "float8_e4m3")
+WORKLOADS = (*settings.WORKLOADS, "matmul", "convolution", "bandwidth")
 UNITS = ("images/s", "sequences/s", "tokens/s", "steps/s", "matmuls/s", "calls/s", "GB/s")
 
 COLUMNS = {
@@ -68,7 +69,7 @@ COLUMNS = {
     "process": Column("identity", "its number in the run, from 1", "count"),
     "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`", "word"),
     "timestamp": Column("identity", "UTC, when the process ended", "time"),
-    "status": Column("result", "ok, or why there is no full result: out_of_memory, interrupted ...", "word"),
+    "status": Column("result", "ok, or why there is no full result", STATUSES),
     "flags": Column("result", "warnings, separated by spaces (FLAGS explains them)", "word"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program", "long"),
     "note": Column("result", "reason of a status, what limits the end-to-end rate, what a reader has to know", "long"),
@@ -94,7 +95,7 @@ COLUMNS = {
     "framework": Column("work", "its name here", tuple(settings.FRAMEWORKS), words=""),
     "framework_version": Column("version", "with its build"),
     # workload
-    "workload": Column("work", "what the model or operator does", (*settings.WORKLOADS, *OPERATORS), words=""),
+    "workload": Column("work", "what the model or operator does", WORKLOADS, words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
     "phase": Column("work", "training is followed by its parts", PHASES, words="{}"),
     "scope": Column("work", "what ran, and how", (*settings.SCOPES, "epoch", "sustained"), words={"device": ""}),
@@ -125,11 +126,7 @@ COLUMNS = {
     "throughput": Column("result", "items per second of all devices", "positive"),
     "throughput_low": Column("result", "lower end of its interval", "positive"),
     "throughput_high": Column("result", "upper end of its interval", "positive"),
-    "rates": Column(
-        "result",
-        "of windows or groups of them, at most 100; of slices of a list; of 10 s if sustained",
-        "rates",
-    ),
+    "rates": Column("result", "of windows or groups of them, at most 100; of slices; of 10 s if sustained", "rates"),
     "step_seconds_median": Column("result", "median window / its steps", "positive"),
     "step_seconds_p95": Column("result", "95th percentile of single steps, if there are at least 59", "positive"),
     "windows": Column("result", "number of measured windows", "number"),
@@ -138,9 +135,7 @@ COLUMNS = {
     "seconds": Column("result", "total of all windows", "positive"),
     "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "positive"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
-    "stop_reason": Column(
-        "result", "target_ci, max_seconds, num_images, slices, epoch, sustain or interrupted", "word"
-    ),
+    "stop_reason": Column("result", "target_ci, max_seconds, num_images, slices, epoch, sustain, interrupted", "word"),
     # learning
     "parameters": Column("result", "trainable", "number"),
     "loss_mean": Column("result", "mean loss of all steps of an epoch", "number"),
@@ -187,37 +182,21 @@ WORK, SETUP, VERSIONS = (
 )
 
 
-@functools.cache
 def pattern_of(holds):
     """Return (pattern of what a Column holds, what its cells must be in words)."""
     return HOLDS.get(holds) or ("|".join(map(re.escape, holds)), f"one of {', '.join(holds)}")
 
 
-def find_fault(row, is_published=False):
-    """Return (column, reason) of the first cell that a row, a dict of text, cannot have; None if all can be read.
-
-    A row with a source is a published figure; one in a file of published figures needs a source.
-    """
-    is_published = is_published or row["source"] != ""
-    is_ok = row["status"] == "ok" and not is_published
-    needed = dict.fromkeys(("schema", "status", "machine"), True) | {
-        "timestamp": not is_published,
-        **dict.fromkeys(("framework", "model", "device", "unit"), is_ok),
-        "workload": is_ok or is_published,
-        "throughput": is_ok or (is_published and not any(row[name] for name in VALUES)),
-        "tflops": is_ok and row["model"] == "matmul-peak",
-        "process": not is_published,
-        # Without these a published figure is in no plot, or is shown as one of this program.
-        "source": is_published,
-        "scope": is_published,
-        "batch_size": is_published and row["workload"] in settings.WORKLOADS and row["scope"] == "device",
-    }
+def find_fault(row):
+    """Return the first cell that a row, a dict of text, cannot have, and why; "" if all can be read."""
+    is_published = row["source"] != ""
+    needed = OF_OTHERS if is_published else OF_RESULTS if row["status"] == "ok" else OF_OURS
     for name, text in row.items():
+        if not text and name in needed:
+            return f"{name} must not be blank"
         if text and (words := find_wrong(name, text, is_published)):
-            return name, f"must be {words}"
-        if not text and needed.get(name):
-            return name, "must not be blank"
-    return None
+            return f"{name}={text[:80]!r} must be {words}"
+    return ""
 
 
 @functools.lru_cache(100_000)  # most cells of a file are equal

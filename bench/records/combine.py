@@ -1,7 +1,7 @@
 """Combine rows into results when they are read, and compare the runs of a group.
 
-A row is what one process measured of one quantity. A result is what a run, all processes of one combination of
-settings, measured of it: a dict like a row, with the interval of its processes. A published row is a result already.
+A row is what one process measured of one work. A result is what a run, all processes of one combination of settings,
+measured of it: a dict like a row, with the interval of its processes. A published row is a result already.
 """
 
 import statistics
@@ -28,13 +28,12 @@ def read_stored(folder):
 
 
 def combine(rows):
-    """Return the results of rows, which may be those of many runs: one for each run and quantity, in their order.
+    """Return the results of rows, which may be those of many runs: one for each run and work, in their order.
 
-    The rows of a quantity agree in WORK. Cells are those of the process with the median rate (the slower of the two
-    middle ones), so that they are consistent; the interval joins those of all processes (from nine on, see
-    median_interval()). Processes that others disturbed, or that failed or were interrupted, do not count if the run has
-    others. Added are `process_rates`, a text with the rates of those that count, and `bottleneck`, what limits a
-    pipeline, which follows from its three scopes.
+    Take the row of the median process (of two in the middle the slower one), and widen its interval to span all
+    processes (from nine on, see median_interval()). Processes that others disturbed, or that failed or were
+    interrupted, do not count if the run has others. Added are `process_rates`, a text with the rates of those that
+    count, and `bottleneck`, what limits a pipeline, which follows from its three scopes.
 
     Args:
         rows: dicts; numbers are numbers, and None if they are unknown.
@@ -47,28 +46,27 @@ def combine(rows):
 
 def combine_run(rows):
     """Return the results of the rows of one run."""
-    quantities = defaultdict(list)
-    found = []
+    rows_by_work = defaultdict(list)
     for row in rows:
         # A row that has just been measured has numbers where one of a file has their text.
         key = tuple("" if row.get(name) is None else str(row[name]) for name in WORK)
-        quantities[len(quantities) if row["source"] else key].append(row)
-    added = {"process_rates": "", "bottleneck": ""}
-    for of_quantity in quantities.values():
-        found.append(added | (of_quantity[0] if of_quantity[0]["source"] else combine_quantity(of_quantity)))
+        rows_by_work[len(rows_by_work) if row["source"] else key].append(row)
+    found = [{"process_rates": "", "bottleneck": ""} | combine_processes(some) for some in rows_by_work.values()]
     by_scope = {row["scope"]: row for row in found if row["status"] == "ok" and not row["source"]}
     if set(SCOPES) <= by_scope.keys():
         row = by_scope["end_to_end"]
-        device, pipeline, both = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
-        row["bottleneck"], why = name_bottleneck(device, pipeline, both, shares_cores=row["device"] == "cpu")
+        rates = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
+        row["bottleneck"], why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
         row["note"] = "; ".join(filter(None, [why, row["note"]]))
         if row["bottleneck"] == "device":  # the queue was full at the end too: being full at the start added nothing
             row["flags"] = " ".join(flag for flag in row["flags"].split() if flag != "short")
     return found
 
 
-def combine_quantity(rows):
-    """Return the result of one quantity from the rows of its processes."""
+def combine_processes(rows):
+    """Return the result of the rows of processes that did the same work; a published row is one already."""
+    if rows[0]["source"]:
+        return rows[0]
     rows = list({(row["process"], row["status"]): row for row in rows}.values())  # a file may have been added to itself
     ok = [row for row in rows if row["status"] == "ok"] or [row for row in rows if row["throughput"]]
     if not ok:
@@ -127,9 +125,10 @@ def compare_runs(rows, base_rows, chosen=()):
         chosen: columns in which the two may differ; use_gpu: in the device.
     """
     ours, bases = (
-        {(row["group"], row["process"]): row for row in reversed(some) if is_main(row)} for some in (rows, base_rows)
+        {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and row["scope"] == "device"}
+        for some in (rows[::-1], base_rows[::-1])  # of several rows of a process the first is compared
     )
-    pairs = [(ours[key], bases[key]) for key in ours if key in bases]
+    pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
     if not pairs:
         return None
     ratios = [ratio_of(*pair) for pair in pairs]
@@ -150,8 +149,3 @@ def ratio_of(row, base):
 def read_rates(row):
     """Return the rates of a row's windows, of its slices, or of the parts of a sustained run; [] without any."""
     return [float(rate) for rate in (row["rates"] or "").split()]
-
-
-def is_main(row):
-    """Return whether a row of a group is a rate of the scope device; the first such row of a process is compared."""
-    return row["group"] and row["process"] and row["status"] == "ok" and row["scope"] == "device"

@@ -1,30 +1,28 @@
-"""Decide which figures may stand side by side: those of the same work. Card, plots, tables and page ask here."""
+"""Decide which results are of the same work, and find those of other machines."""
 
-from bench.records.columns import COLUMNS, words_of
-from bench.settings import unmixed
+import math
+import re
+
+from bench.records import peaks
+from bench.records.columns import COLUMNS, WORK, format_number, words_of
+from bench.records.combine import convert, count_processes
+from bench.records.results import to_cell
+from bench.settings import SettingError, unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
 
-# Columns in which the same work agrees. Precision and compilation also count, see work_of(). What may differ is said in
-# words, see describe_how(): framework, which 16 bits, memory format, optimizer, data.
-SIZES = ("batch_size", "image_size", "sequence_length", "prompt_tokens", "new_tokens", "depth")
-WEIGHTS = ("lora_rank", "weight_bits")
-AGREE = ("workload", "model", "phase", "scope", "epoch", "matrix_size", *SIZES, *WEIGHTS, "world_size", "nodes")
+# Columns of work that may differ between rows of the same work, which describe_how() then tells, and the other ones.
+# Of precision and compile only the class counts, see work_of().
 HOW = ("memory_format", "optimizer", "data")
+AGREE = tuple(name for name in WORK if name not in ("framework", "precision", "compile", *HOW))
 # A source that states no size used the usual one: {workload: {column: value}}.
 USUAL: dict[str, dict[str, str]] = {
     "image": {"image_size": "224"},
     "mlp": {"image_size": "32"},
     "transformer": {"sequence_length": "128"},
 }
-# Lengths of a language model have no usual value: {phase: its columns}.
-LENGTHS: dict[str, tuple[str, ...]] = {
-    "training": ("sequence_length",),
-    "prefill": ("prompt_tokens",),
-    "decode": ("depth", "new_tokens"),
-}
-NOT_STATED = "length not stated"
 PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
+MOST_SHOWN = 3  # results of other machines, below one of this machine
 
 
 def class_of_model(precision):
@@ -53,26 +51,24 @@ def work_of(row):
     cells = {name: str(row.get(name) or COLUMNS[name].blank) for name in AGREE}
     for name, usual in (USUAL.get(row["workload"]) or {}).items():
         cells[name] = cells[name] or usual
-    if row["workload"] == "llm":
-        cells |= {name: cells[name] or NOT_STATED for name in LENGTHS.get(row["phase"]) or ()}
     if is_peak(row):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
         cells |= {"model": "matmul", "batch_size": ""}
-    return (*cells.items(), ("precision", class_of(row)), ("compile", row["compile"] not in ("", "0")))
+    return (
+        *cells.items(),
+        ("precision", class_of(row)),
+        ("compile", "" if row["compile"] in ("", "0") else "compiled"),
+    )
 
 
 def name_work(row):
     """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
     cells = dict(work_of(row))
     usual = USUAL.get(row["workload"]) or {}
-    sizes = {name: text for name, text in cells.items() if text not in (NOT_STATED, usual.get(name))}
-    words = words_of(sizes, [name for name in AGREE if name not in ("workload", "model")])
-    is_unknown = NOT_STATED in cells.values()
-    model = MODELS.get(str(cells["model"])) or cells["model"]
-    compiled = "compiled" if cells["compile"] else ""
-    parts = [model, *words.values(), NOT_STATED if is_unknown else "", cells["precision"], compiled]
-    return ", ".join(filter(None, parts))
+    words = words_of(cells, [name for name in AGREE[2:] if cells[name] != usual.get(name)])
+    model = MODELS.get(cells["model"], cells["model"])
+    return ", ".join(filter(None, [model, *words.values(), cells["precision"], cells["compile"]]))
 
 
 def describe_how(row):
@@ -82,3 +78,77 @@ def describe_how(row):
     size = row["matrix_size"] if is_peak(row) else ""
     words = words_of(row, HOW).values()
     return ", ".join(filter(None, [row["framework"], precision, mode, size, *words]))
+
+
+def find_name(side, typed, names):
+    """Return the name that a user typed, or the only one that has all its words, as "rtx 3090"; None without one.
+
+    Raises:
+        SettingError: the setting of this side, A or B, may mean several of the names.
+    """
+    exact = [name for name in names if name.lower() == typed.lower()]
+    found = exact or [name for name in names if words_in(typed) <= words_in(name)]
+    if len(found) > 1:
+        raise SettingError(f"{side}={typed!r} is several machines: set {side} to one of {'; '.join(found)}")
+    return found[0] if found else None
+
+
+def words_in(name):
+    """Return the words and numbers of a name in lower case: "GeForce RTX 3090" is that of "NVIDIA RTX 3090"."""
+    return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
+
+
+def rate_of(row):
+    """Return the throughput of a result, or the one that follows from a published time; NaN without either."""
+    names = ("throughput", "items", "seconds", "batch_size", "step_seconds_median")
+    rate, items, seconds, batch_size, step_seconds = (float(row[name] or "nan") for name in names)
+    return next((each for each in (rate, items / seconds, batch_size / step_seconds) if each > 0), math.nan)
+
+
+def describe_elsewhere(row, stored):
+    """Describe the results of a row's work elsewhere: on the same chip, then the fastest; "" without any.
+
+    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
+    is disturbed or implausible itself gets no ratios.
+
+    Args:
+        row: a result that has just been measured.
+        stored: all results that are known, as combine() returns them.
+    """
+    if row["status"] != "ok":
+        return ""
+    is_sound = peaks.UNFIT.isdisjoint(row["flags"].split())
+    row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
+    others = [other for other in stored if is_comparable(row, other)]
+    machines = {}  # {name: its result}
+    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -rate_of(other))):
+        name = other["device_name"] if other["source"] else other["machine"]
+        if name == row["machine"]:  # servers call several CPUs by one name
+            name += f" ({other['cpu_id'] or 'another computer'})"
+        machines.setdefault(name, other)
+
+    def distance(item):
+        mine, its = (words_in(str(each["device_name"]).partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
+        ids = {str(each["cpu_id"] or "").partition(" stepping")[0] for each in (row, item[1])} - {""}
+        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -rate_of(item[1])
+
+    known = describe_how(row).split(", ")
+    texts = []
+    for name, other in sorted(machines.items(), key=distance)[:MOST_SHOWN]:
+        count = count_processes(other)
+        made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
+        how = [words for words in describe_how(other).split(", ") if words not in known]
+        rate = f"{format_number(rate_of(other))} {row['unit']}"
+        ratio = f"; yours is {row['throughput'] / rate_of(other):.3g}x" if is_sound else ""
+        texts.append(f"{name} {rate} ({', '.join([*how, made_by])}{ratio})")
+    return f"same work elsewhere: {', '.join(texts)}" if texts else ""
+
+
+def is_comparable(row, other):
+    """Return whether another result is sound, of the same work on the same kind of device, and of another computer."""
+    is_sound = other["status"] == "ok" and peaks.UNFIT.isdisjoint(other["flags"].split())
+    is_same_kind = other["device"] and (other["device"] == "cpu") == (row["device"] == "cpu")
+    if not (is_sound and is_same_kind and work_of(other) == work_of(row)):
+        return False
+    is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
+    return rate_of(other) > 0 and not is_here

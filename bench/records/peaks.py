@@ -81,10 +81,12 @@ def measured_peaks(rows):
     """
     reached = {}
     for row in rows:
-        is_copy = row["workload"] == "bandwidth"
-        is_peak = (is_copy or row["model"] == "matmul-peak") and row["status"] == "ok" and not row["source"]
-        if is_peak and UNFIT.isdisjoint(row["flags"].split()):
-            name, rate = ("bandwidth", row["throughput"]) if is_copy else (row["precision"], row["tflops"])
+        is_sound = row["status"] == "ok" and not row["source"] and UNFIT.isdisjoint(row["flags"].split())
+        if row["workload"] == "bandwidth":
+            name, rate = "bandwidth", row["throughput"]
+        else:
+            name, rate = row["precision"], row["tflops"] if row["model"] == "matmul-peak" else None
+        if is_sound and rate:
             key = (*chip_of(row), name)
             reached[key] = max(reached.get(key, 0), float(rate))
     return reached

@@ -2,30 +2,27 @@
 
 import re
 import shutil
+import statistics
 import sys
 import textwrap
-import time
 from contextlib import contextmanager
 
 from tqdm import tqdm
 from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import process
-from bench.records import elsewhere, peaks
+from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
 from bench.records.combine import count_processes, read_rates
-from bench.records.verdict import ENOUGH_PAIRS, Rate, burst_and_sustained, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
-BAR = "process {n_fmt} of {total_fmt} [{elapsed}{desc}"
+BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
 logged = set()  # by child processes
+BURST_RATES = 3  # of ten seconds each: the beginning of a sustained run
 MATMULS = ("matmul", "matmul-8bit")
-# Names in the table of a sweep: a matmul of 8 bits has the line of the matmuls of its size.
-LABELS = {"matmul": "{matrix_size}", "matmul-8bit": "{matrix_size}", "matmul-peak": "peak"}
-LABELS |= {"conv1x1": "1x1 convolution", "conv3x3": "3x3 convolution"}
-FIXES = {"compile": "COMPILE=1 (JAX always compiles)", "device": "USE_GPU=0"}  # if two runs differ in a column
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -50,29 +47,22 @@ def progress(count):
         What a Child calls as `show`.
     """
     begun = []
-    began = begun_last = time.monotonic()
-    options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "dynamic_ncols": True, "disable": None, "leave": False}
-    with tqdm_logging_redirect(desc="]", total=count, bar_format=BAR, file=sys.stderr, **options) as bar:
+    options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "smoothing": 0, "dynamic_ncols": True, "disable": None}
+    with tqdm_logging_redirect(total=count, bar_format=BAR, file=sys.stderr, leave=False, **options) as bar:
 
         def show(child, printed):
-            nonlocal begun_last
-            now = time.monotonic()
             if child not in begun:
                 begun.append(child)
-                begun_last = now
             for text in printed:
                 words = LOGGED.sub("", text)
                 if words == text or words not in logged:
                     tqdm.write(text, file=sys.stderr)
                 logged.add(words)
-            bar.n = min(len(begun), count)
-            # As long as each of those that have ended, on average
-            left = (begun_last - began) / (bar.n - 1) * (count - bar.n + 1) - (now - begun_last) if bar.n > 1 else 0
-            remaining = f"<{tqdm.format_interval(left)}" if left > 0 else ""
             line = child.lines[-1] if child.lines else {"status": process.BEGUN, "note": "starting"}
             rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
             doing = f"{line['note']} " if line.get("status") == process.BEGUN else ""
-            bar.desc = f"{remaining}{rate}] {doing}{describe_work(line)}"
+            bar.desc = f"process {len(begun)} of {count}{rate}: {doing}{describe_work(line)}"
+            bar.n = min(len(begun), count) - 1  # that have ended
             bar.update(0)
 
         yield show
@@ -91,7 +81,7 @@ def describe_run(rows, stored):
     lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     peaks_here = peaks.measured_peaks(other for other in stored if peaks.chip_of(other) == peaks.chip_of(first))
     for row in rows:
-        others = elsewhere.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
+        others = likeness.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
         lines.append(describe_result(row, peaks_here, others))
     notes = []
     if not peaks_here and any(row.get("tflops") for row in rows):
@@ -99,35 +89,32 @@ def describe_run(rows, stored):
     if max(count_processes(row) for row in rows) == 1:
         notes.append("only one process, so the variation between processes is unknown")
     lines += [wrap(f"  {text}", "    ") for text in notes]
-    return "\n".join(filter(None, [*lines, explain_flags({flag for row in rows for flag in row["flags"].split()})]))
+    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
+    return "\n".join(filter(None, [*lines, flags]))
 
 
 def describe_sweep(rows, _):
     """Describe a sweep: a table of TFLOP/s by work and precision, GB/s, and what failed."""
     first = rows[0]
-    ok = [row for row in rows if row["status"] == "ok"]
     lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
-    table = {}  # {work: {precision: text}}
+    table, others = {}, []
     # Larger matmuls may be measured in some precisions only, and later than the convolutions.
-    for row in sorted((row for row in ok if row.get("tflops")), key=lambda row: row["model"] not in MATMULS):
-        name = LABELS.get(row["model"], row["model"]).format_map(row)
-        table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
-    precisions = dict.fromkeys(precision for rates in table.values() for precision in rates)
-    if table:
-        title = "TFLOP/s (int8 TOP/s)" if "int8" in precisions else "TFLOP/s"
-        lines.append(f"  {title:<20}" + "".join(f"{precision:>13}" for precision in precisions))
-    for name, rates in table.items():
-        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row["model"] not in MATMULS):
+        work = describe_work(row)
         if row["status"] != "ok":
-            lines.append(f"  {describe_work(row)}: {row['status']}: {row['note']}")
-        elif row["unit"] == "GB/s":
-            prefix = "memory bandwidth, " if row["workload"] == "bandwidth" else ""
-            lines.append(f"  {prefix}{describe_work(row)}: {row['throughput']:.4g} GB/s")
-    flagged = [row for row in ok if row["flags"]]
-    lines += [f"  flags of {describe_work(row)}: {', '.join(row['flags'].split())}" for row in flagged]
-    flags = {flag for row in flagged for flag in row["flags"].split()}
-    return "\n".join(filter(None, [*lines, explain_flags(flags)]))
+            others.append(f"  {work}: {row['status']}: {row['note']}")
+        elif row["tflops"]:
+            name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
+            table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
+        else:
+            others.append(f"  {work}: {format_number(row['throughput'])} {row['unit']}")
+        if row["flags"]:
+            others.append(f"  flags of {work}: {', '.join(row['flags'].split())}")
+    precisions = {precision: precision for rates in table.values() for precision in rates}
+    for name, rates in ({"TFLOP/s (int8 TOP/s)": precisions} | table).items():
+        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
+    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
+    return "\n".join(filter(None, [*lines, *others, flags]))
 
 
 def describe_rate(row):
@@ -182,7 +169,6 @@ def describe_interval(row):
     count = count_processes(row)
     interval = "range" if count < 9 else "95 % interval"  # as of median_interval()
     made_of = f"{interval} of {count} processes and their intervals" if count > 1 else "one process"
-    made_of += "; the rate is the slower one's" if count == 2 else ""
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
@@ -193,17 +179,22 @@ def describe_details(row, reached):
         details.insert(0, f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}")
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
-    if row.get("peak_memory_bytes"):
+    if row["peak_memory_bytes"]:
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
-    if row.get("tflops"):
-        share = describe_share(row, "tflops", "peak", reached)
+    if row["tflops"]:
         rate = format_number(row["tflops"], "{:.3g}")
+        share = describe_share(row, "tflops", "peak", reached)
         details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
-    if row.get("bandwidth"):
-        share = describe_share(row, "bandwidth", "bandwidth", reached)
-        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
-    return ", ".join(details + describe_physics(row))
+    if row["bandwidth"]:
+        rate = format_number(row["bandwidth"], "{:.3g}")
+        details.append(f"reads {rate} GB/s{describe_share(row, 'bandwidth', 'bandwidth', reached)}")
+    if row["power_watts"]:
+        joules = f"{row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
+        details.append(f"{row['power_watts']:.4g} W ({row['power_scope']}), {joules}")
+    if row["temperature_c"] is not None:
+        details.append(f"{row['temperature_c']:.0f} C")
+    return ", ".join(details)
 
 
 def describe_share(row, quantity, name, reached):
@@ -215,23 +206,14 @@ def describe_share(row, quantity, name, reached):
     return f" ({', '.join(shares)})" if shares else ""
 
 
-def describe_physics(row):
-    """List power and temperature if they are known."""
-    sensors = []
-    if row.get("power_watts"):
-        per_item = f", {row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
-        sensors.append(f"{row['power_watts']:.4g} W ({row['power_scope']}){per_item}")
-    if row.get("temperature_c") is not None:
-        sensors.append(f"{row['temperature_c']:.0f} C")
-    return sensors
-
-
 def describe_sustained(row):
     """Describe what heat did to the speed in a sustained run; "" if it is none, or was too short to tell."""
-    if row["scope"] != "sustained" or not (found := burst_and_sustained(read_rates(row))):
+    rates = read_rates(row)
+    third = len(rates) // 3
+    if row["scope"] != "sustained" or len(rates) - third < BURST_RATES:
         return ""
-    burst, kept = found
-    first, last = (f"{format_number(rate)} {row['unit']}" for rate in found)
+    burst, kept = statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])
+    first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))
     return f"burst {first} (first 30 s), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
 
 
@@ -294,8 +276,7 @@ def describe_comparison(comparison, choices, base_choices):
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
-        fixes = " and ".join(FIXES.get(column) or column.upper() for column in comparison.differing)
-        return f"{name} and {base_name} are not compared, because other settings differ, too: set {fixes}"
+        return f"{name} and {base_name} are not compared, because they also differ in {', '.join(comparison.differing)}"
     ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
     is_enough = comparison.pairs >= ENOUGH_PAIRS
     verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
@@ -306,14 +287,6 @@ def describe_comparison(comparison, choices, base_choices):
 def describe_pairs(comparison):
     """Describe what a comparison is based on: "5 pairs"."""
     return "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
-
-
-def describe_chance(comparisons):
-    """Say how many of several verdicts are expected to be wrong by chance; "" for one."""
-    pairs = [each.pairs for each in comparisons if each.pairs >= ENOUGH_PAIRS and not each.differing]
-    expected = format_number(sum(2 / 2**count for count in pairs), "{:.2g}")
-    verdicts = f"about {expected} of these {len(pairs)} verdicts would be wrong by chance"
-    return f"even if no setting made a difference, {verdicts}" if len(pairs) > 1 else ""
 
 
 def explain_flags(flags):

@@ -47,21 +47,17 @@ def to_frame(rows):
 def choose_rows(rows):
     """Choose the result of each chip, work and setup that counts, and all published figures; the oldest comes first.
 
-    Only those of the newest METHOD_VERSION count. Of several an undisturbed one counts, then one of ENOUGH processes,
-    then one by itself before one of a group, then one of a clean commit, then the newest.
+    Of several one of the newest METHOD_VERSION counts, then an undisturbed one, then one of ENOUGH processes, then one
+    by itself before one of a group, then one of a clean commit, then the newest.
     """
-    own = rows.loc[~rows["published"]]
-    newest = own.groupby([*peaks.CHIP, *WORK_AND_KIND])["method_version"].transform("max")
-    own = own.loc[own["method_version"] == newest]
-    own = own.assign(
-        undisturbed=~own["disturbed"],
-        enough=own["processes"] >= ENOUGH,
-        alone=own["group"] == "",
-        clean=~own["commit"].str.endswith("-dirty"),
-    ).sort_values(["undisturbed", "enough", "alone", "clean", "timestamp"])
-    own = own.drop_duplicates([*peaks.CHIP, *WORK_AND_KIND, *columns.SETUP], keep="last")
-    # Published figures are of different setups: none of them replaces another.
-    chosen = rows.loc[rows["published"] | rows.index.isin(own.index)]
+    ranked = rows.assign(
+        undisturbed=~rows["disturbed"],
+        enough=rows["processes"] >= ENOUGH,
+        alone=rows["group"] == "",
+        clean=~rows["commit"].str.endswith("-dirty"),
+    ).sort_values(["method_version", "undisturbed", "enough", "alone", "clean", "timestamp"])
+    is_last = ~ranked.duplicated(["published", *peaks.CHIP, *WORK_AND_KIND, *columns.SETUP], keep="last")
+    chosen = rows.loc[rows["published"] | is_last.sort_index()]
     return chosen.sort_values("timestamp", kind="stable", ignore_index=True)
 
 

@@ -1,7 +1,6 @@
-"""Rates, and what they show: ratios, bottlenecks, the effect of heat."""
+"""Rates, and what they show: ratios and bottlenecks."""
 
 import math
-import statistics
 from typing import NamedTuple
 
 from bench.records.columns import format_number
@@ -11,7 +10,6 @@ OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
-BURST_RATES = 3  # of ten seconds each: the beginning of a sustained run
 
 
 class Rate(NamedTuple):
@@ -64,11 +62,3 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if max(e, end_to_end.high) < OVERLAP * min(device, pipeline).low:  # NaN: unknown
         return "overlap", f"limited by poor overlap: {rates}"
     return name, f"{words}: {rates}"
-
-
-def burst_and_sustained(rates):
-    """Return the means of the first half minute and of the last third of rates of ten seconds; None if too few."""
-    third = len(rates) // 3
-    if not third or len(rates) - third < BURST_RATES:
-        return None
-    return statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])

@@ -30,13 +30,6 @@ def test_the_other_one_of_two_is_asked_for(tmp_path, capsys, a, b):
     assert "published" not in capsys.readouterr().out  # there are figures of that name, too
 
 
-def test_a_line_that_cannot_be_read_is_told(tmp_path, capsys):
-    path = write(tmp_path, [{}, {"model": "vgg11"}], "a")
-    path.write_text(path.read_text().replace("vgg11", "vgg11,"))
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "a"})
-    assert "a.csv, line 3" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("of_cpu", "compared"), [([], 1), ([FIVE], 0)])
 def test_a_cpu_is_compared_with_a_gpu_unless_one_side_has_both(tmp_path, capsys, of_cpu, compared):
     write(tmp_path, [FIVE | rate(400) | GPU, *(row | {"phase": "training"} for row in of_cpu)], "a")

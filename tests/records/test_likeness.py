@@ -1,10 +1,15 @@
-"""Which figures are of the same work."""
+"""Which results are of the same work, which machine a name means, and what is shown below a result."""
+
+import math
 
 import pytest
 
 from bench.plots import frames
-from bench.records.likeness import describe_how, name_work, work_of
-from tests.rows import MATMUL, PEAK, ROW, as_text
+from bench.records import likeness, results
+from bench.records.combine import combine, read_stored
+from bench.records.likeness import describe_how, work_of
+from bench.settings import SettingError
+from tests.rows import GPU, MATMUL, PEAK, ROW, as_text, processes_of, rate, write
 
 TRAINING = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
 
@@ -28,17 +33,7 @@ def test_the_ancestors_figure_is_next_to_64_images_compiled(ancestors):
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"batch_size": 256},
-        {"compile": 0},
-        {"precision": "float32"},
-        {"phase": "inference"},
-        {"scope": "end_to_end"},
-        {"model": "resnet18"},
-        {"image_size": 128},
-        {"world_size": 2},
-    ],
+    "other", [{"batch_size": 256}, {"compile": 0}, {"precision": "float32"}, {"scope": "end_to_end"}, {"world_size": 2}]
 )
 def test_and_next_to_nothing_else(ancestors, other):
     assert work_of(ancestors) != work_of(row(**TRAINING | other))
@@ -61,10 +56,83 @@ def test_unknown_lengths_are_next_to_unknown_ones_only():
     unknown = row(workload="llm", model="llama-3.2-1b", phase="decode", depth="")
     assert work_of(unknown) != work_of(unknown | {"depth": "0", "new_tokens": "128"})
     assert work_of(unknown) == work_of(unknown | {"framework": "mlx"})
-    assert "not stated" in name_work(unknown)
 
 
 def test_a_peak_has_no_size_but_a_precision():
     assert work_of(row(**PEAK)) == work_of(row(**PEAK | {"matrix_size": "4096x4096x4096", "batch_size": 8}))
     assert work_of(row(**PEAK)) != work_of(row(**MATMUL))
     assert work_of(row(**PEAK | {"precision": "float16"})) != work_of(row(**PEAK | {"precision": "bfloat16"}))
+
+
+# Other machines
+
+NAMES = ["NVIDIA RTX 3090", "NVIDIA RTX 4090", "Apple M1 Max (CPU)", "Apple M1 Max (32-core GPU)"]
+CITED = {"source": "https://x.org/a", "machine": "x"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [("3090", NAMES[0]), ("NVIDIA GeForce RTX 4090", NAMES[1]), ("apple m1 max (cpu)", NAMES[2]), ("nobody's", None)],
+)
+def test_a_machine_is_found_as_people_type_it(typed, found):
+    assert likeness.find_name("B", typed, NAMES) == found
+
+
+def test_a_name_of_several_machines_is_one_line():
+    with pytest.raises(SettingError, match="B=") as error:
+        likeness.find_name("B", "M1 Max", NAMES)
+    assert "Apple M1 Max (CPU); " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rate_follows_from_seconds():
+    row = {"throughput": math.nan, "items": 600, "seconds": 6.0, "step_seconds_median": None, "batch_size": "4"}
+    assert likeness.rate_of(row) == 100
+    assert likeness.rate_of(row | {"items": math.nan, "step_seconds_median": 0.5}) == 8
+
+
+def describe(folder, *others, **changes):
+    """Describe what is elsewhere for a GPU's row of 100 images/s, which is stored, too."""
+    mine = processes_of(ROW | GPU | changes)
+    write(folder, mine, "mine")
+    for number, other in enumerate(others):
+        write(folder, [GPU | {"machine": f"m{number}"} | other], f"m{number}")
+    return likeness.describe_elsewhere(combine(mine)[0], read_stored(folder))
+
+
+def test_the_same_chip_comes_first_then_the_fastest_of_each_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(results, "PUBLISHED", tmp_path / "none")
+    same = rate(40) | CITED | {"device_name": "GeForce Example GPU (Laptop)", "framework": "tensorflow"}
+    others = [rate(900) | CITED | {"device_name": name} for name in ("Slow", "Fast")]
+    others[0] |= rate(50)
+    text = describe(tmp_path, *others, same, rate(200) | {"device_name": "Own", "processes": 3}, {"device_name": "2"})
+    names = ["Example GPU (Laptop) 40 images/s (tensorflow, published; yours is 2.5x)", "Fast 900", "m3 200 images/s"]
+    places = [text.index(name) for name in names]
+    assert places == sorted(places)
+    assert "3 processes" in text
+    assert "Slow" not in text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"batch_size": 64},
+        {"phase": "forward"},
+        {"precision": "bfloat16"},
+        {"device": "cpu"},
+        {"flags": "contended"},
+        {"flags": "implausible"},
+        {"status": "interrupted"},
+        {"machine": GPU["machine"]},  # this computer
+        CITED | {"status": "cpu_time"},
+    ],
+)
+def test_what_is_of_other_work_or_doubtful_or_of_this_computer_is_left_out(tmp_path, monkeypatch, other):
+    monkeypatch.setattr(results, "PUBLISHED", tmp_path / "none")
+    assert describe(tmp_path, other) == ""
+    assert describe(tmp_path, {}) != ""
+
+
+def test_a_disturbed_result_has_no_ratio(tmp_path):
+    assert "yours" in describe(tmp_path, {}, flags="drift")
+    assert "yours" not in describe(tmp_path, {}, flags="drift contended")

@@ -2,6 +2,7 @@
 
 import errno
 import math
+import os
 import re
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from unittest.mock import Mock
 import pytest
 
 from bench.records import columns, results
-from bench.records.columns import COLUMNS
 from bench.records.results import ResultsError
 from bench.timing import METHOD_VERSION
 
@@ -30,15 +30,6 @@ def test_a_row_comes_back_as_it_was_written(tmp_path):
     assert (second["throughput"], second["loss_mean"], second["note"][:9]) == ("", "", "\ufffd[31m\ufffdred")
 
 
-def test_a_file_with_fewer_columns_gains_the_new_ones(tmp_path):
-    path = tmp_path / "m.csv"
-    path.write_text(",".join(OLD) + "\n" + LINE.replace(",y", ',"a, b"'))
-    results.append(path, ROW | {"run_id": "y", "throughput": 2.5})
-    assert path.read_text().splitlines()[0] == ",".join(COLUMNS)
-    found = [(row["run_id"], row["note"], row["throughput"]) for row in results.read(path)]
-    assert found == [("x", "a, b", ""), ("y", "", "2.5")]
-
-
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
 def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
     path = tmp_path / "m.csv"
@@ -51,34 +42,61 @@ def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
         assert path.read_text() == f"{header}\nm1,3\n"
 
 
-# What a spreadsheet or an editor makes of a file of two rows: (what is done to its text, number of rows, lines told)
+# What a spreadsheet or an editor makes of a file of two rows: (what is done to its text, number of rows, line told)
 SAVED = {
-    "with a byte order mark": (lambda text: "\ufeff" + text, 2, []),
-    "with semicolons": (lambda text: text.replace(",", ";"), 2, []),
-    "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, []),
-    "with two headers": (lambda text: text + text, 4, []),
-    "with a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, []),
-    "without the last line end": (lambda text: text[:-1], 2, []),
-    "as an American": (lambda text: text.replace("2026-11-20T11:34:42+00:00", "11/20/2026 11:34", 1), 1, [2]),
-    "with a cell too many": (lambda text: text[:-1] + ",\n", 1, [3]),
-    "with a lone quote": (lambda text: text.replace(",x,", ',"x,', 1), 1, [2]),
-    "with bytes of Windows": (lambda text: text.replace("y\n", "\udcb5\n", 1), 1, [2]),
-    "of another schema": (lambda text: text.replace("\n2,", "\n1,"), 0, [2]),
+    "with a byte order mark": (lambda text: "\ufeff" + text, 2, None),
+    "with semicolons": (lambda text: text.replace(",", ";"), 2, None),
+    "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, None),
+    "with a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, None),
+    "without the last line end": (lambda text: text[:-1], 2, None),
+    "as an American": (lambda text: text.replace("2026-11-20T11:34:42+00:00", "11/20/2026 11:34", 1), 1, 2),
+    "with a cell too many": (lambda text: text[:-1] + ",\n", 1, 3),
+    "with a lone quote": (lambda text: text.replace(",y", ',"y', 1), 1, 2),
+    "with bytes of Windows": (lambda text: text.replace("y\n", "\udcb5\n", 1), 1, 2),
+    "of another schema": (lambda text: text.replace("\n2,", "\n1,"), 0, 2),
 }
 
 
 @pytest.mark.parametrize(("change", "count", "told"), SAVED.values(), ids=SAVED)
-def test_a_damaged_line_is_told_without_the_others(tmp_path, change, count, told):
+def test_a_file_is_written_anew_with_todays_header_unless_lines_would_be_lost(tmp_path, change, count, told):
     path, said = tmp_path / "m.csv", []
     path.write_bytes(change(",".join(OLD) + "\n" + LINE * 2).encode(errors="surrogateescape"))
-    damaged = [path.read_bytes().split(b"\n")[number - 1] for number in told]
+    before = path.read_bytes()
     assert len(results.read(path, said.append)) == count
-    assert [int(re.search(r", lines? (\d+)", line)[1]) for line in said] == told
-    results.append(path, ROW | {"run_id": "new"})
-    assert [row["run_id"] for row in results.read(path)] == ["x"] * count + ["new"]
-    for line in damaged:
-        cells = [cell for cell in line.split(b",") if cell]
-        assert any(all(cell in kept for cell in cells) for kept in path.read_bytes().split(b"\n"))
+    assert [int(re.search(r" line (\d+): ", line)[1]) for line in said] == [told] * bool(told)
+    if told:
+        with pytest.raises(ResultsError, match=f" line {told}: "):
+            results.check_writable(tmp_path, ["m"])
+        assert path.read_bytes() == before
+    else:
+        results.append(path, ROW | {"run_id": "new"})
+        assert [row["run_id"] for row in results.read(path)] == ["x"] * count + ["new"]
+        assert path.read_text().startswith(results.HEADER)
+
+
+def test_a_line_that_was_cut_stays_and_harms_no_other_one(tmp_path):
+    path = tmp_path / "m.csv"
+    results.append(path, ROW)
+    path.write_text(path.read_text() + LINE[:-1])
+    before = path.read_text()
+    results.append(path, ROW, ROW)
+    assert path.read_text().startswith(f"{before}\n")
+    said = []
+    assert len(results.read(path, said.append)) == 3
+    assert len(said) == 1
+
+
+def test_a_link_stays_one_and_what_is_not_a_file_is_refused(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "m.csv").symlink_to("shared/all.csv")
+    results.append(tmp_path / "m.csv", ROW)
+    results.append(tmp_path / "m.csv", ROW)
+    assert (tmp_path / "m.csv").is_symlink()
+    assert len(results.read(tmp_path / "shared" / "all.csv")) == 2
+    os.mkfifo(tmp_path / "n.csv")
+    for use in (lambda: results.read(tmp_path / "n.csv"), lambda: results.check_writable(tmp_path, ["n"])):
+        with pytest.raises(ResultsError):
+            use()
 
 
 APPEND = f"""
@@ -100,10 +118,9 @@ def test_parallel_processes_lose_no_rows(tmp_path):
     assert all(row["note"] == "x" * 200 for row in rows)
 
 
-@pytest.mark.parametrize("lock", [".csv.lock", "m.csv.lock"])
-def test_a_lock_that_cannot_be_taken_is_named_before_anything_is_measured(tmp_path, lock):
-    (tmp_path / lock).mkdir()  # root may open any file
-    with pytest.raises(ResultsError, match=rf"/{lock} cannot"):
+def test_a_lock_that_cannot_be_taken_is_named_before_anything_is_measured(tmp_path):
+    (tmp_path / "m.csv.lock").mkdir()  # root may open any file
+    with pytest.raises(ResultsError, match=r"/m\.csv\.lock cannot"):
         results.check_writable(tmp_path, ["m"])
 
 
@@ -120,9 +137,11 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
     before = path.read_text()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results.os, "fsync", full)
-    with pytest.raises(ResultsError, match="No space left on device"):
-        results.append(path, ROW)
+    for name in ("m", "n"):
+        with pytest.raises(ResultsError, match="No space left on device"):
+            results.append(tmp_path / f"{name}.csv", ROW)
     assert path.read_text() == before
+    assert list(tmp_path.glob("*.csv")) == [path]
 
 
 def test_the_page_of_columns_and_the_citation_are_of_this_version():

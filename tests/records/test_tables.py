@@ -32,13 +32,9 @@ THREE = {"processes": 3}
         ([rate(90) | {"processes": 3}, rate(110) | {"processes": 2}], {"value": 90}),
         # A disturbed row counts only if there is no other one.
         ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),
-        ([rate(90), rate(80) | {"flags": "throttled"}], {"value": 80}),
-        ([rate(90), rate(10) | CONTENDED | {"processes": 3}], {"value": 90}),
         ([rate(10) | CONTENDED, rate(90) | {"group": "x"}], {"value": 90}),
         # A row of a comparison does not push out one of its own, unless that is a quick check.
         ([rate(90) | THREE, rate(110) | THREE | {"group": "x"} | LATER], {"value": 90}),
-        ([rate(90) | THREE, rate(110) | {"group": "x", "processes": 5} | LATER], {"value": 90}),
-        ([rate(90), rate(110) | {"group": "x"} | LATER], {"value": 90}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
         # Rows of one run are a result of as many processes.
         (

@@ -13,7 +13,7 @@ import pytest
 
 from bench import check
 from bench.records.combine import combine
-from bench.records.verdict import Rate, burst_and_sustained, verdict_of
+from bench.records.verdict import Rate, verdict_of
 from bench.timing import MeasurementError, windows
 from bench.timing.intervals import has_drift
 from bench.timing.windows import Timer
@@ -452,12 +452,6 @@ def test_a_sustained_run_has_a_rate_for_each_ten_seconds_or_a_hundred(seconds, c
     assert (found.stop_reason, len(rates)) == ("sustain", count)
     assert rates == pytest.approx([found.throughput] * count, rel=0.01)
     assert found.seconds == pytest.approx(seconds, abs=0.5)
-
-
-def test_a_short_run_has_no_last_third():
-    assert burst_and_sustained([5.0, 5.0]) is None
-    assert burst_and_sustained([5.0, 5.0, 4.0]) is None
-    assert burst_and_sustained([5.0, 5.0, 5.0, 4.0]) == (5, 4)
 
 
 # The truth of five processes, whose speeds differ by 2 %
