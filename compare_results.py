@@ -74,7 +74,7 @@ def find_published(side, typed, folder):
     """Return the valid published results of the machine that A or B names."""
     found = [row for row in read_stored(folder) if row["source"] and row["status"] == "ok"]
     name = likeness.find_name(side, typed, dict.fromkeys(row["device_name"] for row in found)) if typed else None
-    return [row | {"throughput": likeness.rate_of(row)} for row in found if row["device_name"] == name]
+    return [row for row in found if row["device_name"] == name]
 
 
 def pair_lines(a, b, names):

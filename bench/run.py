@@ -147,7 +147,6 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
 def read_machine(runs):
     """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
-    environment.refuse_wrong_clock()
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
     if busy := meters.describe_load():
@@ -193,9 +192,6 @@ def plan_runs(runs, make_workload):
 
 def count_devices(run: Run):
     """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
-    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"):
-        if os.environ.get(name, "false").lower() != "false":  # importing PyTorch then binds torchrun to a core
-            raise SettingError(f"{name}={os.environ[name]!r} binds torchrun and its ranks to one core: unset it")
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
     if settings.num_devices == "all":

@@ -14,7 +14,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -171,14 +170,6 @@ def find_commit():
     commit = ask_git(ROOT, "rev-parse", "--short=12", "HEAD")
     changes = ask_git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results")
     return None if not commit or changes is None else commit.strip() + ("-dirty" if changes else "")
-
-
-def refuse_wrong_clock():
-    """Raise SettingError if the clock is before the commit's date: rows of such a time are left out."""
-    written = ask_git(ROOT, "log", "-1", "--format=%ct")
-    if written and time.time() < int(written) - 86_400:  # the clock of the commit's author may be ahead
-        now = time.strftime("%Y-%m-%d %H:%M")
-        raise SettingError(f"the clock says {now}, before this program was written: set it (`sudo date -s ...`)")
 
 
 def explain_commit(commit, root=ROOT):

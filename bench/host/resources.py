@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
 
 import psutil
 
@@ -17,21 +16,8 @@ from bench.host.ranks import read_ranks
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
 CGROUP = "/sys/fs/cgroup"  # version 2, in a container its own: https://docs.kernel.org/admin-guide/cgroup-v2.html
-# The numbers of the CPUs that this process may run on; a cluster may bind it to some. They are read before a framework
-# is imported: with OMP_PROC_BIND, PyTorch then binds the main thread, and all that it starts, to the first core.
+# The numbers of the CPUs that this process may run on; a cluster may bind it to some.
 USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it
-
-
-@contextmanager
-def on_all_cpus():
-    """Let the processes and threads that are started inside run on USABLE_CPUS, even if this thread was bound later."""
-    find, bind = (getattr(os, f"sched_{name}affinity", lambda *_: None) for name in ("get", "set"))  # not on macOS
-    bound = find(0)
-    bind(0, USABLE_CPUS)
-    try:
-        yield
-    finally:
-        bind(0, bound)
 
 
 def usable_cores():

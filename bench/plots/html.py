@@ -8,10 +8,8 @@ import json
 import re
 from pathlib import Path
 
-import pandas as pd
-
 from bench.records import columns, likeness, tables
-from bench.records.columns import FLAGS, format_number
+from bench.records.columns import FLAGS
 from bench.records.results import replace_file
 from bench.timing import MAX_UNEVEN
 
@@ -68,7 +66,6 @@ def collect(lines):
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_setup(row) for row in rows],
         versions=[say_versions(row) for row in rows],
-        stated=["" if row["value"] > 0 else say_seconds(row) for row in rows],
     )
     # The median hides what the mean shows. The value of an operator has another unit.
     is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
@@ -97,14 +94,6 @@ def choose_first(cells):
     works = sound.assign(own=sound["source"] == "", is_model=sound["phase"] != "").groupby("work", sort=False)
     ranks = works.agg({"own": "any", "is_model": "any", "machine": "nunique"})
     return max(ranks.index, key=lambda work: tuple(ranks.loc[work]), default="")
-
-
-def say_seconds(row):
-    """Describe the seconds of a source that states no rate: of a step, or of a number of items."""
-    seconds, items = row["seconds"], row["items"]
-    if pd.isna(seconds):
-        return f"{format_number(row['step_seconds_median'])} s per step"
-    return f"{format_number(seconds)} s" + (f" for {items:,.0f} items" if items > 0 else "")
 
 
 def say_versions(row):

@@ -84,7 +84,7 @@ const shareOf = (line) => readsMemory(line) ? line.of_bandwidth : line.of_peak;
 const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`
   + (line.processes === 1 && !isPublished(line) ? " (one process)" : "");
-const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : line.stated;
+const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : "";
 const warnings = (line) => `${line.flags} ${line.status}`.trim();
 
 // --- The page. ---

@@ -110,14 +110,14 @@ def llm_depth(stored):
     lines = lines[lines["work"] == machines.idxmax()]
     curves = curves_of(lines, "tokens", DEEPER, least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""}).replace(", length not stated", "")
+    title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
     return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
 
 
 def mlp(stored):
     """Draw the rate of training mlp-<depth>x1024 over depth, a line for each machine, as its first benchmark did."""
     cells = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
-    rates = stored.valid["value"].fillna(stored.valid["items"] / stored.valid["seconds"])  # some state only seconds
+    rates = stored.valid["value"]
     lines = frames.rates(stored.valid.assign(value=rates), **cells)
     lines = lines[lines["compile"].isin(["", "0"]) & lines["optimizer"].isin(["", "sgd"])]
     lines = lines.assign(depth=pd.to_numeric(lines["model"].str.extract(r"^mlp-(\d+)x1024$")[0]))

@@ -1,6 +1,5 @@
 """Decide which results are of the same work, and find those of other machines."""
 
-import math
 import re
 
 from bench.records import peaks
@@ -98,13 +97,6 @@ def words_in(name):
     return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
 
 
-def rate_of(row):
-    """Return the throughput of a result, or the one that follows from a published time; NaN without either."""
-    names = ("throughput", "items", "seconds", "batch_size", "step_seconds_median")
-    rate, items, seconds, batch_size, step_seconds = (float(row[name] or "nan") for name in names)
-    return next((each for each in (rate, items / seconds, batch_size / step_seconds) if each > 0), math.nan)
-
-
 def describe_elsewhere(row, stored):
     """Describe the results of a row's work elsewhere: on the same chip, then the fastest; "" without any.
 
@@ -121,7 +113,7 @@ def describe_elsewhere(row, stored):
     row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
     others = [other for other in stored if is_comparable(row, other)]
     machines = {}  # {name: its result}
-    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -rate_of(other))):
+    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -other["throughput"])):
         name = other["device_name"] if other["source"] else other["machine"]
         if name == row["machine"]:  # servers call several CPUs by one name
             name += f" ({other['cpu_id'] or 'another computer'})"
@@ -130,7 +122,7 @@ def describe_elsewhere(row, stored):
     def distance(item):
         mine, its = (words_in(str(each["device_name"]).partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
         ids = {str(each["cpu_id"] or "").partition(" stepping")[0] for each in (row, item[1])} - {""}
-        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -rate_of(item[1])
+        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -item[1]["throughput"]
 
     known = describe_how(row).split(", ")
     texts = []
@@ -138,8 +130,8 @@ def describe_elsewhere(row, stored):
         count = count_processes(other)
         made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]
-        rate = f"{format_number(rate_of(other))} {row['unit']}"
-        ratio = f"; yours is {row['throughput'] / rate_of(other):.3g}x" if is_sound else ""
+        rate = f"{format_number(other['throughput'])} {row['unit']}"
+        ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_sound else ""
         texts.append(f"{name} {rate} ({', '.join([*how, made_by])}{ratio})")
     return f"same work elsewhere: {', '.join(texts)}" if texts else ""
 
@@ -151,4 +143,4 @@ def is_comparable(row, other):
     if not (is_sound and is_same_kind and work_of(other) == work_of(row)):
         return False
     is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
-    return rate_of(other) > 0 and not is_here
+    return bool(other["throughput"]) and not is_here

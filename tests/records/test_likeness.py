@@ -1,12 +1,11 @@
 """Which results are of the same work, which machine a name means, and what is shown below a result."""
 
-import math
-
 import pytest
 
 from bench.plots import frames
 from bench.records import likeness, results
-from bench.records.combine import combine, read_stored
+from bench.records.columns import COLUMNS
+from bench.records.combine import combine, convert, read_stored
 from bench.records.likeness import describe_how, work_of
 from bench.settings import SettingError
 from tests.rows import GPU, MATMUL, PEAK, ROW, as_text, processes_of, rate, write
@@ -85,10 +84,10 @@ def test_a_name_of_several_machines_is_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_a_rate_follows_from_seconds():
-    row = {"throughput": math.nan, "items": 600, "seconds": 6.0, "step_seconds_median": None, "batch_size": "4"}
-    assert likeness.rate_of(row) == 100
-    assert likeness.rate_of(row | {"items": math.nan, "step_seconds_median": 0.5}) == 8
+def test_a_rate_that_a_source_does_not_state_follows_from_its_seconds():
+    row = dict.fromkeys(COLUMNS, "") | {"source": "https://a.org", "batch_size": "4"}
+    assert convert(row | {"items": "600", "seconds": "6.0"})["throughput"] == 100
+    assert convert(row | {"step_seconds_median": "0.5"})["throughput"] == 8
 
 
 def describe(folder, *others, **changes):

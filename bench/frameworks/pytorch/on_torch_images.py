@@ -48,7 +48,7 @@ def open_stream(workload, settings, pins_memory):
     queued = data.PREFETCH + 1  # batches of each worker, one of them in its hands
     if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
         raise MeasurementError("unsupported", shortage)
-    with process.deferred_interrupts(), resources.on_all_cpus():
+    with process.deferred_interrupts():
         loader = DataLoader(
             JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
             batch_size=workload.items_per_step,
