@@ -281,7 +281,7 @@ def measure_rounds(runs, host, show, numbers, limit=math.inf):
                         device = rows[0]["device"]
                         if devices.setdefault(run, device) == device:
                             rows_by_run[run] = rows
-                            log.info("process %d: %s", number, describe_rows_of_process(rows))
+                            log.info("process %d: %s", number, describe_process(run, rows))
                         else:
                             mistake = f"{devices[run]} was measured, but only {device} is found now: run `make doctor`"
                     error = error or (SettingError(mistake) if mistake else None)
@@ -296,10 +296,11 @@ def measure_rounds(runs, host, show, numbers, limit=math.inf):
             return
 
 
-def describe_rows_of_process(rows):
+def describe_process(run: Run, rows):
     """Describe the rates of a process in a line, or only their number if there are many, as in a sweep."""
     rates = "; ".join(map(report.describe_rate, rows)) if len(rows) <= MOST_LOGGED else f"{len(rows)} results"
-    return f"{describe_work(rows[0])}: {rates}"
+    choices = " ".join(f"{name}={text}" for name, text in run.choices.items())
+    return f"{choices or describe_work(rows[0])}: {rates}"
 
 
 def work(children, is_together, seconds):

@@ -276,7 +276,9 @@ def describe_comparison(comparison, choices, base_choices):
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
-        return f"{name} and {base_name} are not compared, because they also differ in {', '.join(comparison.differing)}"
+        settings = " and ".join({"device": "USE_GPU"}.get(each, each.upper()) for each in comparison.differing)
+        fix = "COMPILE=1 (JAX always compiles)" if settings == "COMPILE" else settings
+        return f"{name} and {base_name} are not compared, because they also differ in {settings}: set {fix} for both"
     ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
     is_enough = comparison.pairs >= ENOUGH_PAIRS
     verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
