@@ -21,7 +21,7 @@ REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
 logged = set()  # by child processes
-BURST_RATES = 3  # of ten seconds each: the beginning of a sustained run
+BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
 MATMULS = ("matmul", "matmul-8bit")
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
@@ -214,7 +214,8 @@ def describe_sustained(row):
         return ""
     burst, kept = statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])
     first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))
-    return f"burst {first} (first 30 s), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
+    seconds = f"{BURST_RATES * row['seconds'] / len(rates):.0f} s"
+    return f"burst {first} (first {seconds}), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
 
 
 def describe_scaling(rows):
