@@ -277,7 +277,7 @@ def describe_comparison(comparison, choices, base_choices):
     differing = [name for name in choices if choices[name] != base_choices[name]]
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
-        settings = " and ".join(comparison.differing).upper().replace("DEVICE", "USE_GPU")
+        settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
         fix = "COMPILE=1 (JAX always compiles)" if settings == "COMPILE" else settings
         return f"{name} and {base_name} are not compared, because they also differ in {settings}: set {fix} for both"
     ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
