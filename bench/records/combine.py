@@ -18,14 +18,12 @@ NUMBERS = [name for name, column in COLUMNS.items() if column.holds in MEASURED]
 
 
 def convert(row):
-    """Return a row of results.read() with numbers instead of their text; an unknown one is None.
-
-    A throughput that a source does not state follows from its items and seconds, or from its seconds of a step.
-    """
+    """Return a row of results.read() with numbers instead of their text, None if unknown, and its rate from seconds."""
     row = row | {name: float(row[name]) if row[name] else None for name in NUMBERS}
     for items, seconds in ((row["items"], row["seconds"]), (row["batch_size"], row["step_seconds_median"])):
         if row["source"] and not row["throughput"] and items and seconds:
             row["throughput"] = float(items) / seconds
+            row["unit"] = "sequences/s" if row["workload"] == "transformer" else "images/s"
     return row
 
 

@@ -88,6 +88,7 @@ def test_a_rate_that_a_source_does_not_state_follows_from_its_seconds():
     row = dict.fromkeys(COLUMNS, "") | {"source": "https://a.org", "batch_size": "4"}
     assert convert(row | {"items": "600", "seconds": "6.0"})["throughput"] == 100
     assert convert(row | {"step_seconds_median": "0.5"})["throughput"] == 8
+    assert convert(row | {"step_seconds_median": "0.5", "workload": "mlp"})["unit"] == "images/s"
 
 
 def describe(folder, *others, **changes):
