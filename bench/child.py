@@ -77,11 +77,10 @@ def main(command, make_workload, measure, write=None):
                 workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
             # Equal on all ranks, because the number of steps in a window depends on it.
             settings = replace(settings, num_workers=min(group.gather(workers)))
-            measurer = Measurer(settings, framework, device, meters.Instruments(), group, write, requests)
+            instruments = meters.Instruments()
             if not me.are_many:  # the energy and heat of one card would be those of one rank only
                 instruments = meters.open_instruments(device.type, device.device_name)
-                measurer = replace(measurer, instruments=instruments)
-            measure(measurer, make_workload)
+            measure(Measurer(settings, framework, device, instruments, group, write, requests), make_workload)
     except KeyboardInterrupt:
         status = process.INTERRUPTED
     except (SettingError, ModuleNotFoundError) as error:

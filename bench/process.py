@@ -184,7 +184,8 @@ class Child:
             self.has_news.set()
 
     def _show(self):
-        printed, self.printed = self.printed, []
+        printed = self.printed[:]
+        del self.printed[: len(printed)]  # a reader may be adding to the same list
         with suppress(OSError):  # a terminal that has closed
             self.show(self, printed)
 

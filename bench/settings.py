@@ -161,7 +161,7 @@ ON_CPU = {
     "llm": {"model": "smollm2-135m", "precision": "float32"},
     "diffusion": {"model": "ddpm-cifar10", "precision": "float32"},
 }
-# Settings whose lists are compared by interleaved processes; if there are several lists, the first of these.
+# Settings whose lists are compared in slices; if there are several lists, the first of these.
 COMPARED = ("USE_GPU", "FRAMEWORK", "BATCH_SIZE", "PRECISION", "COMPILE", "MEMORY_FORMAT", "OPTIMIZER")
 COMPARED += ("SEQUENCE_LENGTH", "PROMPT_TOKENS", "DEPTH", "LORA_RANK", "WEIGHT_BITS")
 # Only commands that measure what their settings say take a list of a setting that every command has.
@@ -176,7 +176,7 @@ class Settings:
     """
 
     use_gpu: bool | None = setting(zero_or_one, lists=MEASURES_EACH)  # None: the GPU if there is one
-    num_devices: Any = setting(whole(1, words=("all",)), "1", WORKLOADS, EACH)  # "all": parent.py counts them
+    num_devices: Any = setting(whole(1, words=("all",)), "1", WORKLOADS, EACH)  # "all": run.py counts them
     framework: str = setting(one_of(*FRAMEWORKS, pytorch="torch", tf="tensorflow"), "torch", lists=MEASURES_EACH)
     model: str = setting(str, None, WORKLOADS, EACH)
     phase: str = setting(
@@ -214,7 +214,7 @@ class Settings:
     num_workers: int | None = setting(whole(0, 1024), None, ("image",))  # None: the cores, up to MOST_WORKERS
     num_threads: int | None = setting(whole(1, 4096))  # None: the framework's own number
     max_seconds: float = setting(above_zero, "3", (*WORKLOADS, "tflops"))  # limit of one measurement
-    runs: int | None = setting(whole(1, 1000))  # processes; None: parent.plan_processes() decides
+    runs: int | None = setting(whole(1, 1000))  # processes; None: count_processes() of run.py decides
     machine: str | None = setting(slug)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), str(ROOT / "results"))
     seed: int = setting(whole(0), "0")
