@@ -48,7 +48,7 @@ CEILINGS = {
     "page.js": (261, "bench/plots/page.js"),
     "checks/": (444, "checks/*.py"),
     "tests/": (8_930, "tests/**/*.py"),
-    "words of documents": (13_460, "README.md", "docs/*.md"),
+    "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
 STANDARD_LIBRARY_ONLY = (
