@@ -5,9 +5,8 @@
     make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by words of its name
     make compare A=before.csv B=after.csv
 
-Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
-does not show how much processes differ; nor has one of the same machine with another setup. The verdict is "cannot
-tell" if the intervals overlap, or if other programs or swapping disturbed a result.
+Ratios are B over A: above 1, B is faster. A verdict needs three undisturbed processes on each side, because a single
+process does not show how much processes differ; it is "cannot tell" if the intervals overlap.
 
 The exit status is 4 if the same chip does a work more than 5 % slower in B, by the medians of at least five processes
 on each side. If both are equally fast, this happens in up to 1.5 % of the comparisons.
@@ -103,31 +102,17 @@ def is_published(a, b):
     return a["published"] or b["published"]
 
 
-def is_same_setup(a, b):
-    return all(a[name] == b[name] for name in columns.SETUP)
-
-
-def is_same_machine(a, b):
-    return all(a[name] == b[name] for name in ("device", "device_name", "cpu_id"))
-
-
 def compare(a, b):
-    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}."""
+    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}.
+
+    There is no interval and no verdict below ENOUGH processes, nor of disturbed ones.
+    """
     few = min(a["processes"], b["processes"])
     # The value of an operator is TFLOP/s.
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
-    ratio = ratio if few > 1 else Rate(ratio.throughput)
-    if a["disturbed"] or b["disturbed"]:
-        ratio, verdict = Rate(ratio.throughput), "cannot tell"
-    elif is_published(a, b):
-        verdict = "published"
-    elif a["framework"] != b["framework"]:
-        verdict = "other framework"
-    elif is_same_machine(a, b) and not is_same_setup(a, b):
-        verdict = "other setup"
-    else:
-        verdict = verdict_of(ratio) if few > 1 else ""
-    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict}
+    is_sound = few >= tables.ENOUGH and not (a["disturbed"] or b["disturbed"] or is_published(a, b))
+    ratio = ratio if is_sound else Rate(ratio.throughput)
+    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict_of(ratio) if is_sound else ""}
 
 
 def describe_pair(line, *others):
@@ -168,24 +153,19 @@ def describe_medians(lines):
 
 
 def is_slower(line):
-    """Return whether the same chip is so much slower in B, by enough processes of each, that it is hardly chance."""
+    """Return whether the same machine is so much slower in B, by enough processes of each, that it is hardly chance."""
     is_clear = line["verdict"] == "slower" and line["few"] >= ENOUGH_PAIRS
-    return is_clear and is_same_machine(line["a"], line["b"]) and line["ratio"].throughput < ACCEPTED
+    is_same = all(line["a"][name] == line["b"][name] for name in ("device_name", "cpu_id", "framework", *columns.SETUP))
+    return is_clear and is_same and line["ratio"].throughput < ACCEPTED
 
 
 def list_remarks(a, b, lines):
-    """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
+    """List sentences: verdicts that are wrong by chance, versions and setups that differ, work of only one side."""
     remarks = []
-    if few := sum(1 < line["few"] < ENOUGH_PAIRS for line in lines):
+    if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
         # All rates of one side are above all of the other one in 2 of 20 orders.
-        why = "if A and B are equally fast, 10 % of the verdicts on three processes each are wrong by chance"
-        remarks.append(f"fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)}): {why}")
-    if ones := sum(not line["verdict"] for line in lines):
-        why = "no verdict, because processes differ: measure with RUNS=5"
-        remarks.append(f"one process ({ones} of {len(lines)}): {why}")
-    if same := sum(is_same_machine(line["a"], line["b"]) for line in lines):
-        why = "A and B were measured one after the other, so what changed in between counts as well"
-        remarks.append(f"one machine ({same} of {len(lines)}): {why}; a list such as COMPILE=0,1 is interleaved")
+        why = f"if A and B are equally fast, 10 % of these are wrong by chance, fewer with RUNS={ENOUGH_PAIRS}"
+        remarks.append(f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)}): {why}")
     own = [line for line in lines if not is_published(line["a"], line["b"])]
     details = {}
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
@@ -195,11 +175,9 @@ def list_remarks(a, b, lines):
     compared = {describe_pair(line[side]) for line in lines for side in "ab"}
     for side, some in (("A", a), ("B", b)):
         ordered = sorted(some, key=lambda line: WORKLOADS.index(line["workload"]))
-        details[f"only in {side}"] = [
-            words for words in dict.fromkeys(map(describe_pair, ordered)) if words not in compared
-        ]
-    remarks += [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
-    return remarks
+        words = dict.fromkeys(map(describe_pair, ordered))
+        details[f"only in {side}"] = [each for each in words if each not in compared]
+    return remarks + [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
 
 
 def main(environ=os.environ):
@@ -220,7 +198,7 @@ def main(environ=os.environ):
         print("\nA and B have no work in common: nothing can be compared")
     else:
         print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
-        count = Counter(line["verdict"] or "of one process" for line in lines)
+        count = Counter(line["verdict"] or "without a verdict" for line in lines)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
         remarks.append(f"{len(lines)} rows: {verdicts}; {describe_medians(lines)}")
     slower = [describe_pair(line["b"], line["a"]) for line in lines if is_slower(line)]
