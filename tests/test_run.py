@@ -143,10 +143,10 @@ def test_a_combination_that_fails_runs_once(run_all):
     assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
 
 
-def test_a_process_that_runs_on_another_device_than_the_first_ends_its_run(run_all, caplog):
-    _, _, asked, (row,) = run_all("changes")
-    assert (len(asked), row["device"], row["process_rates"]) == (2, "cpu", "5")
-    assert "cuda" in caplog.messages[-1]
+def test_a_process_that_runs_on_another_device_than_the_first_ends_its_run(run_all, tmp_path):
+    with pytest.raises(SettingError, match="only cuda"):
+        run_all("changes")
+    assert [(row["process"], row["device"]) for row in results.read(tmp_path / "m.csv")] == [("1", "cpu")]
 
 
 def test_a_misspelt_image_model_is_told_before_anything_runs(children):

@@ -72,7 +72,6 @@ class Timer:
     sustain: float | None = None  # seconds of windows, instead of the three limits above
     least_seconds: float = 0.0  # of windows, before their interval can end the measurement
     clock: Any = time.perf_counter  # () -> wall seconds
-    on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
     watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
     windows: list[float] = field(default_factory=list)
     slices: list[float] = field(default_factory=list)
@@ -229,8 +228,6 @@ class Timer:
         self.windows.append(seconds)
         if self.watch:
             self.watch.look(self.items_per_step * self.steps * len(self.windows))
-        if self.on_window and not self.is_stream and len(self.windows).bit_count() == 1:
-            self.on_window(self.items_per_step * self.steps / statistics.median(self.windows))
 
     def find_stop_reason(self, elapsed):
         """Return why no other window follows, or "".
