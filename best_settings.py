@@ -22,10 +22,10 @@ from itertools import pairwise
 
 from bench import process
 from bench.host.ranks import refuse_ranks
-from bench.records import report, results
+from bench.records import report
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
 from bench.records.combine import combine, compare_runs, is_failure
-from bench.run import find_device, has_result, measure_rounds, read_machine
+from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
 from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
 
 log = logging.getLogger("bench")
@@ -45,9 +45,8 @@ LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
 NOT_IN_TRAINING = ("bfloat16", "float16")
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
-HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
-SEARCH_END = 0.7  # share of the time after which no change is begun, but the first ones
-LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
+SEARCH_END = 0.7  # share of the time after which no step is begun
+LIMIT = 300  # seconds after which a process is ended, unless it is one of the first, which may compile
 REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
@@ -101,8 +100,7 @@ class Search:
 
     Attributes:
         rows: {candidate: rows of all its processes}.
-        path: the default, and the fastest after each step.
-        gains: {candidate: its Comparison with the fastest before it}, of the last step that measured it.
+        path: {the default: None, the fastest after each step: its Comparison with the fastest before it}.
         final: {the fastest: its Comparison with the default}; {} without one.
     """
 
@@ -110,67 +108,78 @@ class Search:
         """Prepare a search over {setting: its values, the default first}; if `doubles`, the last is the batch size."""
         self.values, self.doubles, self.host = values, doubles, host
         self.began, self.max_seconds = time.monotonic(), 60 * max_minutes
-        self.path = [tuple(texts[0] for texts in values.values())]
-        self.rows, self.gains, self.final, self.rounds = {}, {}, {}, 0
+        self.default = tuple(texts[0] for texts in values.values())
+        self.rows, self.path, self.final, self.rounds = {}, {self.default: None}, {}, 0
         # The same candidate is the same run in all steps.
         self.find_run = functools.cache(
             lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True)))
         )
 
+    @property
+    def fastest(self):
+        """Return the fastest candidate so far."""
+        return list(self.path)[-1]
+
     def run_steps(self):
-        """Take steps until no change gains or the time is over, then compare the fastest with the default."""
-        while (changes := self.list_changes()) and (not self.rows or self.used() < SEARCH_END):
-            log.info("the fastest so far (%s) and %s", self.describe(self.path[-1]), self.list_in_words(changes))
-            try:
-                self.compare([self.path[-1], *changes], ROUNDS, self.gains)
-            finally:  # after Ctrl-C, what was measured counts
-                ratios = {each: self.gains[each].ratio for each in changes if each in self.gains}
-                better = [each for each, ratio in ratios.items() if ratio.low > 1 and ratio.throughput >= MIN_GAIN]
-                self.path += sorted(better, key=lambda each: ratios[each].throughput)[-1:]
+        """Take steps until nothing gains or the time is over, then compare the fastest with the default."""
+        while (changes := self.list_changes()) and self.used() < SEARCH_END:
+            self.take_step(changes)
+        has_gained = self.doubles
+        while has_gained and self.used() < SEARCH_END:
+            *others, batch_size = self.fastest
+            has_gained = self.take_step([(*others, str(2 * int(batch_size)))])
         if len(self.path) > 1:
-            self.compare([self.path[0], self.path[-1]], FINAL_ROUNDS, self.final)
+            self.compare([self.default, self.fastest], FINAL_ROUNDS, self.final)
+
+    def take_step(self, changes):
+        """Measure changes of the fastest, and keep the one that gains most; return whether one gains."""
+        log.info("the fastest so far (%s) and %s", self.describe(self.fastest), self.describe_all(changes))
+        found, gains = {}, {}
+        try:
+            self.compare([self.fastest, *changes], ROUNDS, found, is_over=lambda: self.used() >= 1)
+        finally:  # after Ctrl-C, what was measured counts
+            for each, pair in found.items():
+                if pair.ratio.low > 1 and pair.ratio.throughput >= MIN_GAIN:
+                    gains[pair.ratio.throughput] = {each: pair}
+            self.path |= gains.get(max(gains, default=0), {})
+        return bool(gains)
 
     def used(self):
         """Return the share of MAX_MINUTES that is over."""
         return (time.monotonic() - self.began) / self.max_seconds
 
-    def compare(self, candidates, count, found):
+    def compare(self, candidates, count, found, is_over=bool):
         """Measure candidates as a list is; add {candidate: its Comparison with the first one} to `found`."""
-        limit = max(LEAST_LIMIT, LIMIT_SHARE * self.max_seconds) if self.rows else process.FIRST_LIMIT
-        runs = {self.find_run(each): each for each in candidates}
-        measured = {each: [] for each in candidates}
+        limit = LIMIT if self.rows else process.FIRST_LIMIT
+        rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = range(self.rounds + 1, self.rounds + count + 1)
+        self.rounds += count
         try:
             with report.progress(count * len(candidates)) as show:
-                for rows_by_run in measure_rounds(list(runs), self.host, show, numbers, limit):
-                    self.rounds += 1
-                    for run, rows in rows_by_run.items():
-                        measured[runs[run]] += rows
-                        self.rows.setdefault(runs[run], []).extend(rows)
-                    if count == ROUNDS and self.used() >= 1:
-                        break
+                measure_rounds(rows_by_run, self.host, show, numbers, limit, is_over)
         finally:
-            pairs = {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
-            found |= {each: pair for each, pair in pairs.items() if pair and each != candidates[0]}
+            measured = dict(zip(candidates, rows_by_run.values(), strict=True))
+            for each, rows in measured.items():
+                if rows:
+                    self.rows[each] = [*self.rows.get(each, []), *rows]
+                pair = compare_runs(rows, measured[candidates[0]], COLUMNS)
+                if pair and each != candidates[0]:
+                    found[each] = pair
 
     def list_changes(self):
-        """List the single changes of the fastest that were not measured; if there are none, the doubled batch size.
+        """List the single changes of the fastest that were not measured; values that failed or were replaced are not.
 
-        Values that failed, that were hopeless, or that were replaced before, are left out.
+        A change is not tried again with another batch size.
         """
-        here = self.path[-1]
-        compared = slice(-1 if self.doubles else None)  # with another batch size a change is not tried again
-        known = {each[compared] for each in self.rows}
-        hopeless = [each for each, gain in self.gains.items() if gain.ratio.throughput < HOPELESS]
-        excluded = [*self.path, *self.failures(), *hopeless]
-        changes = []
+        here, changes = self.fastest, []
+        excluded, end = [*self.path, *self.failures()], len(here) - self.doubles
+        known = {each[:end] for each in self.rows}
         for i, texts in enumerate(self.values.values()):
             for text in texts:
                 change = (*here[:i], text, *here[i + 1 :])
-                if change[compared] not in known and all(each[i] != text for each in excluded):
+                if change[:end] not in known and all(each[i] != text for each in excluded):
                     changes.append(change)
-        doubled = (*here[:-1], str(2 * int(here[-1]))) if self.doubles else here
-        return changes or ([doubled] if doubled not in (here, *self.rows) else [])
+        return changes
 
     def failures(self):
         """Return {candidate: row} of those whose last process failed."""
@@ -178,14 +187,13 @@ class Search:
 
     def describe(self, candidate, before=None):
         """Describe how a candidate differs from another one, or from the default."""
-        cells = [
-            dict(zip(map(str.lower, self.values), each, strict=True)) for each in (before or self.path[0], candidate)
-        ]
+        names = [name.lower() for name in self.values]
+        cells = [dict(zip(names, each, strict=True)) for each in (before or self.default, candidate)]
         return describe_change(*cells) or "the default"
 
-    def list_in_words(self, changes):
+    def describe_all(self, changes):
         """Describe changes of the fastest so far."""
-        return "; ".join(f"+ {self.describe(each, self.path[-1])}" for each in changes)
+        return "; ".join(f"+ {self.describe(each, self.fastest)}" for each in changes)
 
     def answer(self):
         """Return {candidate: its result} of the path up to the answer.
@@ -193,16 +201,15 @@ class Search:
         It is only the default if the fastest failed, or was slower in a final pair; {} if the default has no result.
         """
         is_slower = any(each.ratio.low <= 1 for each in self.final.values())
-        path = self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
+        path = [self.default] if is_slower or self.fastest in self.failures() else self.path
         return {each: combine(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
-    def describe_answer(self):
-        """Return the lines of the answer: the headline, each step, warnings, what failed or was not tried."""
-        steps = self.answer()
-        default, row = steps[self.path[0]], list(steps.values())[-1]
-        words, headline = self.describe(self.path[-1]), "the default is the fastest"
+    def describe_answer(self, steps):
+        """Return the lines of the answer(): the headline, each step, warnings, what failed or was not tried."""
+        default, row = steps[self.default], list(steps.values())[-1]
+        words, headline = self.describe(self.fastest), "the default is the fastest"
         if self.final:
-            gain = describe_gain(self.final[self.path[-1]])
+            gain = describe_gain(self.final[self.fastest])
             headline += f"; {words} was {gain} in the last comparison"
             if len(steps) > 1:
                 headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
@@ -213,13 +220,13 @@ class Search:
         lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
         for before, step in pairwise(steps):
             rate = f"{format_number(steps[step]['throughput'])} {row['unit']}"
-            lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.gains[step])}")
+            lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.path[step])}")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))
         for each, failed in self.failures().items():
             lines.append(f"failed: {self.describe(each)}: {failed['status']}: {failed['note']}")
         if untried := self.list_changes():
-            lines.append(f"not tried: {self.list_in_words(untried)} (a larger MAX_MINUTES tries more)")
+            lines.append(f"not tried: {self.describe_all(untried)} (a larger MAX_MINUTES tries more)")
         return lines
 
 
@@ -233,16 +240,15 @@ def describe_gain(comparison):
 def finish(search):
     """Print the answer, and how to measure it again; return whether there is one."""
     steps = search.answer()
-    if search.path[0] not in steps:
+    if search.default not in steps:
         return False
-    print("\n".join(search.describe_answer()))
+    print("\n".join(search.describe_answer(steps)))
     run = search.find_run(list(steps)[-1])
     names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
-    path = results.path_of(run.settings.results_dir, steps[search.path[0]])
-    print(f"added to {results.display_path(path)}", flush=True)
+    print_paths(run.settings.results_dir, [steps[search.default]])
     return True
 
 
@@ -266,7 +272,7 @@ def main():
         with process.deferred_interrupts():
             has_answer = finish(search)
     if not has_answer:
-        note = search.failures()[search.path[0]]["note"]
+        note = search.failures()[search.default]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
     return 0
 

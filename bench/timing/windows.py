@@ -43,15 +43,13 @@ LAUNCH_BOUND = 0.95
 
 @contextmanager
 def collection_disabled():
-    """Disable Python's garbage collection inside, and restore its state afterwards."""
-    was_enabled = gc.isenabled()
+    """Disable Python's garbage collection inside."""
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 @dataclass
