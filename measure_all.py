@@ -6,11 +6,12 @@
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. They are measured in rounds, one process of each benchmark, then the second of each: those of one are minutes
-apart, and a card is drawn after each round. After an interruption, run the same
-command again: it goes on where it was. What other programs or swapping disturbed is measured again.
+apart, and a card is drawn after each round. After an interruption, run the same command again: it goes on where it was.
+What other programs or swapping disturbed is measured again.
 """
 
 import hashlib
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -143,35 +144,33 @@ def measure_benchmarks(benchmarks, blank, host, folder):
     Returns:
         The results of all of them, new or stored.
     """
-    runs = [name_run(name, run, blank) for name, run in benchmarks.items()]
-    path = results.path_of(folder, blank)
-    rows_by_id = defaultdict(list)
+    stored, path = defaultdict(list), results.path_of(folder, blank)
     for row in map(convert, results.read(path)):
-        rows_by_id[row["run_id"]].append(row)
-    missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
+        stored[row["run_id"]].append(row)
+    runs = [name_run(name, run, blank) for name, run in benchmarks.items()]
+    rows_by_run = {run: stored[run.run_id] for run in runs}
+    missing = [run for run in runs if is_missing(run, rows_by_run[run])]
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(path)} has them")
-    begun = {run: len(list_processes(rows_by_id[run.run_id])) for run in runs}
-    with report.progress(sum(max(1, count_processes(run) - begun[run]) for run in missing)) as show:
-        while missing:
-            least = min(begun[run] for run in missing)  # an interrupted round goes on
-            for run in [run for run in missing if begun[run] == least]:
-                rows = rows_by_id[run.run_id]
-                number = 1 + max((int(row["process"]) for row in rows), default=0)
+    still = sum(max(1, count_processes(run) - len(list_processes(rows_by_run[run]))) for run in missing)
+    with report.progress(still) as show:
+        for number in itertools.count(1):
+            for run in missing:
+                rows = rows_by_run[run]
+                if len(list_processes(rows)) >= number:  # an earlier command has measured this round
+                    continue
                 try:
-                    limit = LIMIT if begun[run] else process.FIRST_LIMIT
-                    for rows_by_run in measure_rounds([run], host, show, [number], limit):
-                        rows += rows_by_run.get(run, [])
+                    measure_rounds({run: rows}, host, show, [number], LIMIT if rows else process.FIRST_LIMIT)
                 except results.ResultsError:
                     raise
                 except SettingError as error:
                     say(f"{run.command} {run.settings.model or ''}: {error}")
-                    runs.remove(run)
-                begun[run] += 1
-            missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
-            if missing:
-                say(card.finish(folder, blank["machine"], blank["framework"])[-1])
-    return [row for run in runs for row in combine(rows_by_id[run.run_id])]
+                    del rows_by_run[run]
+            missing = [run for run, rows in rows_by_run.items() if is_missing(run, rows)]
+            if not missing:
+                break
+            say(card.finish(folder, blank["machine"], blank["framework"])[-1])
+    return [row for rows in rows_by_run.values() for row in combine(rows)]
 
 
 def main():
