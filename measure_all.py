@@ -29,7 +29,7 @@ from bench.records import report, results
 from bench.records.columns import disturbing_flags
 from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
-from bench.run import count_processes, find_device, has_result, measure_rounds, read_machine
+from bench.run import find_device, has_result, measure_rounds, read_machine
 from bench.settings import Run, SettingError, read_runs
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
@@ -130,15 +130,14 @@ def is_missing(run: Run, rows):
     if len(failed) > 1 or any(each[-1]["status"] not in UNFINISHED for each in failed):
         return False
     sound = [each for each in processes if has_result(each) and not any(map(disturbing_flags, each))]
-    count = count_processes(run)
-    return len(sound) < count and len(processes) - len(failed) < 2 * count
+    return len(sound) < run.settings.runs and len(processes) - len(failed) < 2 * run.settings.runs
 
 
 def measure_benchmarks(benchmarks, blank, host, folder):
     """Measure one process of each benchmark that is missing, then the second of each, and so on.
 
     Args:
-        benchmarks: {name: run}.
+        benchmarks: {name: run with RUNS}.
         blank: a row of this machine and device without a result.
 
     Returns:
@@ -152,7 +151,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
     missing = [run for run in runs if is_missing(run, rows_by_run[run])]
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(path)} has them")
-    still = sum(max(1, count_processes(run) - len(list_processes(rows_by_run[run]))) for run in missing)
+    still = sum(max(1, run.settings.runs - len(list_processes(rows_by_run[run]))) for run in missing)
     with report.progress(still) as show:
         for number in itertools.count(1):
             for run in missing:

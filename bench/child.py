@@ -42,7 +42,7 @@ MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after
 def main(command, make_workload, measure, write=None):
     """Measure what the environment's settings ask for, and write lines; return the exit status: 0, 2 or 130.
 
-    A mistake in the settings is a line too, with the key `mistake`, and so is a failure.
+    A failure is a line too, and so is a mistake in the settings, with the key `mistake`, which is the last one.
 
     Args:
         command: what follows make: "image".
@@ -194,10 +194,8 @@ class Measurer:
             needed += workload.resident_bytes
         free = resources.available_bytes()
         if needed > free:
-            raise MemoryError(
-                f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
-                "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
-            )
+            words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
+            raise MemoryError(f"{words}: choose a smaller MODEL, BATCH_SIZE or DEPTH, 16 bits, or LORA_RANK=8")
         # Each rank has its own data, and its own order of them.
         settings = replace(settings, seed=settings.seed + self.group.ranks.rank)
         session = self.framework.open_session(workload, settings, scope)
@@ -216,14 +214,13 @@ class Measurer:
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
             instruments = replace(instruments, counter=None)
-        is_long_enough = instruments.least_seconds <= settings.max_seconds
         return Timer(
             group.in_step(session),
             workload.items_per_step * group.ranks.world_size,
             settings.max_seconds,
             num_items=settings.num_images,
             sustain=settings.sustain,
-            least_seconds=instruments.least_seconds if is_long_enough else 0.0,
+            least_seconds=min(instruments.least_seconds, settings.max_seconds),
             clock=group.clock,
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )

@@ -58,22 +58,18 @@ def benchmark(command, make_workload=None, measure=child.measure_workload, descr
     """
     if process.TASK in os.environ:  # a child is the same script
         return child.main(command, make_workload, measure)
-    return process.run_script(
-        lambda: (
-            measure_as_rank(command, make_workload, measure, describe_rows)
-            if ranks.read_ranks().are_many
-            else measure_command(command, make_workload, describe_rows)
-        )
-    )
+    return process.run_script(lambda: measure_command(command, make_workload, measure, describe_rows))
 
 
-def measure_command(command, make_workload, describe_rows):
+def measure_command(command, make_workload, measure, describe_rows):
     """Measure every run of the environment's settings; store each round, and print each run when its last has ended.
 
     Returns:
         The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
     runs = read_runs(command)
+    if ranks.read_ranks().are_many:
+        return measure_as_rank(runs, make_workload, measure, describe_rows)
     host = read_machine(runs)
     runs = plan_runs(runs, make_workload)
     groups = group_runs(runs)
@@ -109,22 +105,21 @@ def measure_command(command, make_workload, describe_rows):
     return status or (0 if has_result(measured) else 1)
 
 
-def measure_as_rank(command, make_workload, measure, describe_rows):
+def measure_as_rank(runs, make_workload, measure, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
-    run, *others = read_runs(command)
-    if command not in WORKLOADS or not FRAMEWORKS[run.settings.framework].runs_on_many:
-        ranks.refuse_ranks(f"make {command}")
+    run, *others = runs
+    if run.command not in WORKLOADS or not FRAMEWORKS[run.settings.framework].runs_on_many:
+        ranks.refuse_ranks(f"make {run.command}")
     if others or run.settings.runs not in (None, 1):
         what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
         raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
     os.environ["NUM_DEVICES"] = str(me.world_size)  # the child's part refuses settings that need a single device
     host = environment.read_host(run.settings.machine)
     lines, folder = [], run.settings.results_dir
-    status = child.main(command, make_workload, measure, lines.append)
-    for line in lines:
-        if "mistake" in line:
-            raise SettingError(line["mistake"])
+    status = child.main(run.command, make_workload, measure, lines.append)
+    if status == process.MISTAKE:
+        raise SettingError(lines[-1]["mistake"])
     if me.rank or not lines:
         return status
     rows = make_rows(host, lines, run_id=run.run_id, process=1)
@@ -375,4 +370,4 @@ def find_mistake(ended):
     """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
     if (death := ended.explain_death()) and not ended.lines:
         return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
-    return next((line["mistake"] for line in ended.lines if "mistake" in line), "")
+    return ended.lines[-1].get("mistake", "") if ended.lines else ""

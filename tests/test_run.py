@@ -108,7 +108,7 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
         children.started.clear()
-        status = run.measure_command("image", None, report.describe_run)
+        status = run.measure_command("image", None, None, report.describe_run)
         asked = [child.environ["MODEL"] for child in children.started]
         return (
             status,
