@@ -34,7 +34,6 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 COMPARING = "the process ended before its last check"  # note of a row until then
-ENERGY = ("power_watts", "joules_per_item", "power_scope")
 REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
@@ -139,8 +138,6 @@ class Measurer:
                     requests = self.read_requests(begun)
                 cells = self.make_timer(workload, scope, session).measure(requests)
                 cells |= self.describe_result(workload, scope, session, cells)
-                if cells["stop_reason"] == "slices":  # the counter has the work of the other processes
-                    cells |= dict.fromkeys(ENERGY)
                 if cells["status"] == "interrupted":
                     yield scope, cells | {"note": describe_notes(session, workload)}
                     return

@@ -207,25 +207,24 @@ class Timer:
         while not reason:
             seconds = timed(self.session, self.clock, self.steps)
             now = self.clock()
-            self.add_window(now - last if self.is_stream else seconds)
+            self.windows.append(now - last if self.is_stream else seconds)
             last = now
+            if self.watch:
+                self.watch.look(self.items_per_step * self.steps * len(self.windows))
             reason = self.find_stop_reason(self.clock() - began)
         return reason
 
     def measure_slice(self, seconds):
-        """Time windows for so many seconds, after a step that is not timed: another process has worked before."""
+        """Time windows for so many seconds, after a step that is not timed: another process has worked before.
+
+        The watch does not look, because the energy counter has the work of the other processes, too.
+        """
         timed(self.session, self.clock, 1)
         begun = len(self.windows)
         while sum(self.windows[begun:]) < seconds:
-            self.add_window(timed(self.session, self.clock, self.steps))
+            self.windows.append(timed(self.session, self.clock, self.steps))
         self.slices.append(self.items_per_step * self.steps / statistics.median(self.windows[begun:]))
         return "slices"
-
-    def add_window(self, seconds):
-        """Keep the seconds of a window."""
-        self.windows.append(seconds)
-        if self.watch:
-            self.watch.look(self.items_per_step * self.steps * len(self.windows))
 
     def find_stop_reason(self, elapsed):
         """Return why no other window follows, or "".
