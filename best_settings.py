@@ -101,55 +101,51 @@ class Search:
     Attributes:
         rows: {candidate: rows of all its processes}.
         path: {the default: None, the fastest after each step: its Comparison with the fastest before it}.
-        final: {the fastest: its Comparison with the default}; {} without one.
+        final: the Comparison of the fastest with the default; None without one.
+        error: what has ended the search; None: the search itself.
     """
 
     def __init__(self, run: Run, values, doubles, host, max_minutes):
         """Prepare a search over {setting: its values, the default first}; if `doubles`, the last is the batch size."""
         self.values, self.doubles, self.host = values, doubles, host
         self.began, self.max_seconds = time.monotonic(), 60 * max_minutes
-        self.default = tuple(texts[0] for texts in values.values())
-        self.rows, self.path, self.final, self.rounds = {}, {self.default: None}, {}, 0
+        self.default = self.fastest = tuple(texts[0] for texts in values.values())
+        self.rows, self.path, self.rounds = {}, {self.default: None}, 0
+        self.final = self.error = None
         # The same candidate is the same run in all steps.
         self.find_run = functools.cache(
             lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True)))
         )
 
-    @property
-    def fastest(self):
-        """Return the fastest candidate so far."""
-        return list(self.path)[-1]
+    def is_over(self, share=1.0):
+        """Return whether this share of MAX_MINUTES is over, or something has ended the search."""
+        return bool(self.error) or time.monotonic() - self.began >= share * self.max_seconds
 
     def run_steps(self):
         """Take steps until nothing gains or the time is over, then compare the fastest with the default."""
-        while (changes := self.list_changes()) and self.used() < SEARCH_END:
+        while (changes := self.list_changes()) and not self.is_over(SEARCH_END):
             self.take_step(changes)
         has_gained = self.doubles
-        while has_gained and self.used() < SEARCH_END:
+        while has_gained and not self.is_over(SEARCH_END):
             *others, batch_size = self.fastest
             has_gained = self.take_step([(*others, str(2 * int(batch_size)))])
-        if len(self.path) > 1:
-            self.compare([self.default, self.fastest], FINAL_ROUNDS, self.final)
+        if len(self.path) > 1 and not self.error:
+            found = self.compare([self.default, self.fastest], FINAL_ROUNDS)
+            self.final = found.get(self.fastest)
 
     def take_step(self, changes):
         """Measure changes of the fastest, and keep the one that gains most; return whether one gains."""
         log.info("the fastest so far (%s) and %s", self.describe(self.fastest), self.describe_all(changes))
-        found, gains = {}, {}
-        try:
-            self.compare([self.fastest, *changes], ROUNDS, found, is_over=lambda: self.used() >= 1)
-        finally:  # after Ctrl-C, what was measured counts
-            for each, pair in found.items():
-                if pair.ratio.low > 1 and pair.ratio.throughput >= MIN_GAIN:
-                    gains[pair.ratio.throughput] = {each: pair}
-            self.path |= gains.get(max(gains, default=0), {})
-        return bool(gains)
+        found = self.compare([self.fastest, *changes], ROUNDS, self.is_over)
+        ratios = {each: pair.ratio for each, pair in found.items()}
+        better = [each for each, ratio in ratios.items() if ratio.low > 1 and ratio.throughput >= MIN_GAIN]
+        if better:
+            self.fastest = max(better, key=lambda each: ratios[each].throughput)
+            self.path[self.fastest] = found[self.fastest]
+        return bool(better)
 
-    def used(self):
-        """Return the share of MAX_MINUTES that is over."""
-        return (time.monotonic() - self.began) / self.max_seconds
-
-    def compare(self, candidates, count, found, is_over=bool):
-        """Measure candidates as a list is; add {candidate: its Comparison with the first one} to `found`."""
+    def compare(self, candidates, count, is_over=bool):
+        """Measure candidates as a list is; return {candidate: its Comparison with the first one}."""
         limit = LIMIT if self.rows else process.FIRST_LIMIT
         rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = range(self.rounds + 1, self.rounds + count + 1)
@@ -157,14 +153,13 @@ class Search:
         try:
             with report.progress(count * len(candidates)) as show:
                 measure_rounds(rows_by_run, self.host, show, numbers, limit, is_over)
-        finally:
-            measured = dict(zip(candidates, rows_by_run.values(), strict=True))
-            for each, rows in measured.items():
-                if rows:
-                    self.rows[each] = [*self.rows.get(each, []), *rows]
-                pair = compare_runs(rows, measured[candidates[0]], COLUMNS)
-                if pair and each != candidates[0]:
-                    found[each] = pair
+        except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
+            self.error = error
+        measured = dict(zip(candidates, rows_by_run.values(), strict=True))
+        self.rows |= {each: self.rows.get(each, []) + rows for each, rows in measured.items() if rows}
+        first = measured.pop(candidates[0])
+        pairs = {each: compare_runs(rows, first, COLUMNS) for each, rows in measured.items()}
+        return {each: pair for each, pair in pairs.items() if pair}
 
     def list_changes(self):
         """List the single changes of the fastest that were not measured; values that failed or were replaced are not.
@@ -200,27 +195,23 @@ class Search:
 
         It is only the default if the fastest failed, or was slower in a final pair; {} if the default has no result.
         """
-        is_slower = any(each.ratio.low <= 1 for each in self.final.values())
+        is_slower = self.final and self.final.ratio.low <= 1
         path = [self.default] if is_slower or self.fastest in self.failures() else self.path
         return {each: combine(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
     def describe_answer(self, steps):
         """Return the lines of the answer(): the headline, each step, warnings, what failed or was not tried."""
         default, row = steps[self.default], list(steps.values())[-1]
-        words, headline = self.describe(self.fastest), "the default is the fastest"
-        if self.final:
-            gain = describe_gain(self.final[self.fastest])
-            headline += f"; {words} was {gain} in the last comparison"
-            if len(steps) > 1:
-                headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
-        elif len(steps) > 1:
-            headline = f"the fastest so far, without the last comparison: {words}"
+        words, gain = self.describe(self.fastest), describe_gain(self.final, "the default") if self.final else ""
+        headline = f"the default is the fastest; {words} was {gain}" if gain else "the default is the fastest"
+        if len(steps) > 1:
+            headline = f"{gain or 'the fastest so far, without the last comparison'}: {words}"
         where = f"{row['framework']} {row['framework_version']} on {row['device_name']}"
         lines = [f"{describe_work(default)}, {where}", headline]
         lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
         for before, step in pairwise(steps):
-            rate = f"{format_number(steps[step]['throughput'])} {row['unit']}"
-            lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.path[step])}")
+            rate = f"{format_number(steps[step]['throughput'])} {row['unit']}, {describe_gain(self.path[step])}"
+            lines.append(f"  + {self.describe(step, before)}: {rate}")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))
         for each, failed in self.failures().items():
@@ -230,11 +221,12 @@ class Search:
         return lines
 
 
-def describe_gain(comparison):
-    """Describe how much faster a candidate is."""
+def describe_gain(comparison, base=""):
+    """Describe how much faster a candidate is than another one, which may be named."""
     ratio, low, high = comparison.ratio
     interval = f"{low:.2f} to {high:.2f}, " if comparison.pairs > 1 else ""
-    return f"{ratio:.2f} times as fast ({interval}{report.describe_pairs(comparison)})"
+    than = f" as {base}" if base else ""
+    return f"{ratio:.2f} times as fast{than} ({interval}{report.describe_pairs(comparison)})"
 
 
 def finish(search):
@@ -266,11 +258,11 @@ def main():
     if not values:
         raise SettingError(f"nothing is left to try on {device.type}: unset {', '.join(LISTS)}, or set lists of them")
     search = Search(run, values, doubles, host, search_settings.max_minutes)
-    try:
-        search.run_steps()
-    finally:  # also after Ctrl-C
-        with process.deferred_interrupts():
-            has_answer = finish(search)
+    search.run_steps()
+    with process.deferred_interrupts():
+        has_answer = finish(search)
+    if search.error:
+        raise search.error
     if not has_answer:
         note = search.failures()[search.default]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")

@@ -191,7 +191,7 @@ class Child:
     def _show(self):
         printed = self.printed[:]
         del self.printed[: len(printed)]  # a reader may be adding to the same list
-        with suppress(OSError):  # a terminal that has closed
+        with suppress(OSError), deferred_interrupts():  # a terminal that has closed; the locks of the bar
             self.show(self, printed)
 
     def _end(self, exit_status):
