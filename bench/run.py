@@ -75,8 +75,6 @@ def measure_command(command, make_workload, measure, describe_rows):
     groups = group_runs(runs)
     measured, status = [], 0
     for group in groups:
-        if len(runs) > 1:
-            log.info("measuring %s", "; ".join(map(describe_choices, group)))
         rows_by_run = {run: [] for run in group}
         count = count_processes(group[0], is_compared=len(group) > 1)
         try:
@@ -300,11 +298,8 @@ def read_round(children, rows_by_run, host, **of_round):
 def describe_process(run: Run, rows):
     """Describe the rates of a process in a line, or only their number if there are many, as in a sweep."""
     rates = "; ".join(map(report.describe_rate, rows)) if len(rows) <= MOST_LOGGED else f"{len(rows)} results"
-    return f"{describe_choices(run) or describe_work(rows[0])}: {rates}"
-
-
-def describe_choices(run: Run):
-    return " ".join(f"{name}={text}" for name, text in run.choices.items())
+    choices = " ".join(f"{name}={text}" for name, text in run.choices.items())
+    return f"{choices or describe_work(rows[0])}: {rates}"
 
 
 def work(children, is_together, seconds):

@@ -81,8 +81,8 @@ def search(monkeypatch, tmp_path, capsys):
         mistaken: (precision, compile) of processes that find a mistake.
     """
 
-    def call(last=10**6, rates=RATES, fails=(("mixed_bfloat16", "1"),), mistaken=()):
-        asked, compared = [], []
+    def call(last=10**6, fails=(("mixed_bfloat16", "1"),), mistaken=()):
+        asked = []
 
         def work(child):
             if child.finds_device:
@@ -90,19 +90,14 @@ def search(monkeypatch, tmp_path, capsys):
                 return
             if len(asked) == last:
                 raise KeyboardInterrupt
-            change = child.environ
-            asked.append(change)
-            row = {name.lower(): change.get(name, text) for name, text in DEFAULTS.items()}
-            row |= rate(10.0 * math.prod(rates.get(row[name.lower()], 1) for name in DEFAULTS))
-            is_compared = row["precision"] != "float32" and change not in compared
-            compared.append(change)
-            row |= {"output_error": 0.0062 if is_compared else None}
+            asked.append(child.environ)
+            row = {name.lower(): child.environ.get(name, text) for name, text in DEFAULTS.items()}
+            row |= rate(10.0 * math.prod(RATES.get(row[name.lower()], 1) for name in DEFAULTS)) | {"output_error": None}
             if (row["precision"], row["compile"]) in mistaken:
                 child.lines.append({"mistake": "it needs a package"})
                 return
             if (row["precision"], row["compile"]) in fails:
-                child.write(**row | {"status": "wrong_output", "note": "NaN", "throughput": None})
-                return 1
+                row |= {"status": "wrong_output", "note": "NaN", "throughput": None}
             child.write(**row)
             return
             yield
@@ -118,9 +113,8 @@ def search(monkeypatch, tmp_path, capsys):
 
 def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     status, out, rows, asked = search()
-    assert status == 0
+    assert (status, len(rows)) == (0, len(asked))
     assert re.search(rf"\n5\.40 times .* \(5\.40 to 5\.40, 5 pairs\): {FASTEST}\n", out)
-    assert len(rows) == len(asked)
     counts = Counter()
     for row in combine(map(convert, rows)):
         counts[row["throughput"]] += len(row["process_rates"].split())
@@ -180,11 +174,9 @@ def test_what_cannot_be_stored_is_printed_with_the_answer(search, monkeypatch):
 
 
 def test_what_can_be_pasted_means_the_same(search, monkeypatch):
-    monkeypatch.setenv("SEED", "3")
     monkeypatch.setenv("MACHINE", "a machine; rm *")
     words = shlex.split(next(line for line in search()[1].splitlines() if line.startswith("    make image")))
-    assert words[:2] == ["make", "image"]
-    given = {"MODEL=resnet50", "PHASE=inference", "SCOPE=device", "MACHINE=a machine; rm *", "SEED=3"}
+    given = {"make", "MODEL=resnet50", "PHASE=inference", "SCOPE=device", "MACHINE=a machine; rm *"}
     assert given | {"PRECISION=bfloat16", "COMPILE=1"} < set(words)
 
 
@@ -218,10 +210,8 @@ def test_the_answer_of_simulated_machines_is_near_the_best_and_the_default_if_no
     rng, shares = random.Random(0), []
     names = {name: text.split() for name, text in ON_CPU.items() if name != "BATCH_SIZE"}
     for _ in range(60):
-        gains = {
-            name: dict(zip(values, [1, *(rng.uniform(0.5, 2) for _ in values[1:])], strict=True))
-            for name, values in names.items()
-        }
+        drawn = {name: [1, *(rng.uniform(0.5, 2) for _ in values[1:])] for name, values in names.items()}
+        gains = {name: dict(zip(values, drawn[name], strict=True)) for name, values in names.items()}
         shares.append(simulate(monkeypatch, rng, gains))
     assert statistics.fmean(shares) > 0.99
     equal = {name: dict.fromkeys(values, 1) for name, values in names.items()}

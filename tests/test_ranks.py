@@ -37,7 +37,6 @@ def test_torchrun_says_which_rank_this_is():
     [
         ("image", {"LOCAL_RANK": ""}, "LOCAL_RANK=''"),  # torchrun did not start it
         ("tflops", {}, "are torchrun's, and `make tflops`"),
-        ("image", {"FRAMEWORK": "jax"}, "are torchrun's, and `make image`"),
         ("image", {"FRAMEWORK": "jax", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "are torchrun's, and `make image`"),
     ],
 )
