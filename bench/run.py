@@ -181,12 +181,10 @@ def count_devices(run: Run):
     """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
-    if settings.num_devices == "all":
-        if count == 0:
-            raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of processes")
+    if settings.num_devices == "all" and count:
         return run.with_settings(NUM_DEVICES=str(count))
-    if 0 < count < settings.num_devices:
-        raise SettingError(f"NUM_DEVICES='{settings.num_devices}': the number of GPUs here is {count}: set that")
+    if settings.num_devices == "all" or 0 < count < settings.num_devices:
+        raise SettingError(f"NUM_DEVICES='{settings.num_devices}', but GPUs that can be used: {count}: set a number")
     return run
 
 
@@ -194,12 +192,11 @@ def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own, which warns if a GPU is missing."""
     with report.progress(1) as show:
         found = make_child(run, show, task=process.FIND_DEVICE)
-        try:
-            found.finish()
-        finally:
-            found.close()
+        error = work([found], is_together=False, seconds=0)
     if mistake := find_mistake(found):
-        raise SettingError(mistake)
+        error = SettingError(mistake)
+    if error:
+        raise error
     return Device(**found.lines[0])
 
 
