@@ -46,7 +46,6 @@ NOT_IN_TRAINING = ("bfloat16", "float16")
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
 SEARCH_END = 0.7  # share of the time after which no step is begun
-LIMIT = 300  # seconds after which a process is ended, unless it is one of the first, which may compile
 REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
@@ -146,13 +145,12 @@ class Search:
 
     def compare(self, candidates, count, is_over=bool):
         """Measure candidates as a list is; return {candidate: its Comparison with the first one}."""
-        limit = LIMIT if self.rows else process.FIRST_LIMIT
         rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = range(self.rounds + 1, self.rounds + count + 1)
         self.rounds += count
         try:
             with report.progress(count * len(candidates)) as show:
-                measure_rounds(rows_by_run, self.host, show, numbers, limit, is_over)
+                measure_rounds(rows_by_run, self.host, show, numbers, is_over=is_over)
         except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
             self.error = error
         measured = dict(zip(candidates, rows_by_run.values(), strict=True))

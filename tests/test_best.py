@@ -77,11 +77,12 @@ def search(monkeypatch, tmp_path, capsys):
 
     Args:
         last: the number of processes before Ctrl-C.
+        luck: the number of processes before all are equally fast.
         fails: (precision, compile) of processes that fail.
         mistaken: (precision, compile) of processes that find a mistake.
     """
 
-    def call(last=10**6, fails=(("mixed_bfloat16", "1"),), mistaken=()):
+    def call(last=10**6, luck=10**6, fails=(("mixed_bfloat16", "1"),), mistaken=()):
         asked = []
 
         def work(child):
@@ -92,7 +93,8 @@ def search(monkeypatch, tmp_path, capsys):
                 raise KeyboardInterrupt
             asked.append(child.environ)
             row = {name.lower(): child.environ.get(name, text) for name, text in DEFAULTS.items()}
-            row |= rate(10.0 * math.prod(RATES.get(row[name.lower()], 1) for name in DEFAULTS)) | {"output_error": None}
+            rates = RATES if len(asked) <= luck else {}
+            row |= rate(10.0 * math.prod(rates.get(row[name.lower()], 1) for name in DEFAULTS)) | {"output_error": None}
             if (row["precision"], row["compile"]) in mistaken:
                 child.lines.append({"mistake": "it needs a package"})
                 return
@@ -121,6 +123,13 @@ def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     # The steps of the default and of bfloat16; those of the answer, the doubled batch and the last comparison.
     found = {round(rate): count for rate, count in counts.items() if rate in (10, 30, 45, 54)}
     assert found == {10: 3 + 5, 30: 3 + 3, 45: 3 + 3, 54: 3 + 3 + 5 + 3}
+
+
+def test_luck_in_the_steps_does_not_count(search, monkeypatch):
+    for name in ("PRECISION", "MEMORY_FORMAT", "BATCH_SIZE"):
+        monkeypatch.setenv(name, DEFAULTS[name])
+    _, out, rows, _ = search(luck=6)
+    assert ("the default is the fastest" in out, len(rows)) == (True, 6 + 10)
 
 
 @pytest.mark.parametrize(("last", "answer"), [(8, "bfloat16"), (30, FASTEST)])
@@ -192,7 +201,7 @@ def simulate(monkeypatch, rng, gains):
     def true_rate(candidate):
         return math.prod(factors[value] for factors, value in zip(gains.values(), candidate, strict=True))
 
-    def measure_rounds(rows_by_run, host, show, numbers, *limits):
+    def measure_rounds(rows_by_run, host, show, numbers, is_over):
         for number in numbers:
             for run, rows in rows_by_run.items():
                 throughput = true_rate(candidate_of[run]) * rng.gauss(1, 0.01)
