@@ -22,10 +22,10 @@ from itertools import pairwise
 
 from bench import process
 from bench.host.ranks import refuse_ranks
-from bench.records import report, results, tables
+from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
 from bench.records.verdict import compare_runs
-from bench.run import find_device, has_result, measure_rounds, read_machine
+from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
 from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
 
 log = logging.getLogger("bench")
@@ -45,9 +45,7 @@ LISTS = (*TRIED, "BATCH_SIZE")  # settings that may be a list
 NOT_IN_TRAINING = ("bfloat16", "float16")
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
-HOPELESS = 0.3  # times as fast: no other change makes up for that, as for 16 bits that a CPU emulates
-SEARCH_END = 0.7  # share of the time after which no change is begun, but the first ones
-LEAST_LIMIT, LIMIT_SHARE = 120, 0.15  # a process is ended after the longer of: these seconds, this share of the time
+SEARCH_END = 0.7  # share of the time after which no step is begun
 REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
@@ -101,76 +99,80 @@ class Search:
 
     Attributes:
         rows: {candidate: rows of all its processes}.
-        path: the default, and the fastest after each step.
-        gains: {candidate: its Comparison with the fastest before it}, of the last step that measured it.
-        final: {the fastest: its Comparison with the default}; {} without one.
+        path: {the default: None, the fastest after each step: its Comparison with the fastest before it}.
+        final: the Comparison of the fastest with the default; None without one.
+        error: what has ended the search; None: the search itself.
     """
 
     def __init__(self, run: Run, values, doubles, host, max_minutes):
         """Prepare a search over {setting: its values, the default first}; if `doubles`, the last is the batch size."""
         self.values, self.doubles, self.host = values, doubles, host
         self.began, self.max_seconds = time.monotonic(), 60 * max_minutes
-        self.path = [tuple(texts[0] for texts in values.values())]
-        self.rows, self.gains, self.final, self.rounds = {}, {}, {}, 0
+        self.default = self.fastest = tuple(texts[0] for texts in values.values())
+        self.rows, self.path, self.rounds = {}, {self.default: None}, 0
+        self.final = self.error = None
         # The same candidate is the same run in all steps.
         self.find_run = functools.cache(
             lambda candidate: run.with_settings(**dict(zip(values, candidate, strict=True)))
         )
 
+    def is_over(self, share=1.0):
+        """Return whether this share of MAX_MINUTES is over, or something has ended the search."""
+        return bool(self.error) or time.monotonic() - self.began >= share * self.max_seconds
+
     def run_steps(self):
-        """Take steps until no change gains or the time is over, then compare the fastest with the default."""
-        while (changes := self.list_changes()) and (not self.rows or self.used() < SEARCH_END):
-            log.info("the fastest so far (%s) and %s", self.describe(self.path[-1]), self.list_in_words(changes))
-            try:
-                self.compare([self.path[-1], *changes], ROUNDS, self.gains)
-            finally:  # after Ctrl-C, what was measured counts
-                ratios = {each: self.gains[each].ratio for each in changes if each in self.gains}
-                better = [each for each, ratio in ratios.items() if ratio.low > 1 and ratio.throughput >= MIN_GAIN]
-                self.path += sorted(better, key=lambda each: ratios[each].throughput)[-1:]
-        if len(self.path) > 1:
-            self.compare([self.path[0], self.path[-1]], FINAL_ROUNDS, self.final)
+        """Take steps until nothing gains or the time is over, then compare the fastest with the default."""
+        while (changes := self.list_changes()) and not self.is_over(SEARCH_END):
+            self.take_step(changes)
+        has_gained = self.doubles
+        while has_gained and not self.is_over(SEARCH_END):
+            *others, batch_size = self.fastest
+            has_gained = self.take_step([(*others, str(2 * int(batch_size)))])
+        if len(self.path) > 1 and not self.error:
+            found = self.compare([self.default, self.fastest], FINAL_ROUNDS)
+            self.final = found.get(self.fastest)
 
-    def used(self):
-        """Return the share of MAX_MINUTES that is over."""
-        return (time.monotonic() - self.began) / self.max_seconds
+    def take_step(self, changes):
+        """Measure changes of the fastest, and keep the one that gains most; return whether one gains."""
+        log.info("the fastest so far (%s) and %s", self.describe(self.fastest), self.describe_all(changes))
+        found = self.compare([self.fastest, *changes], ROUNDS, self.is_over)
+        ratios = {each: pair.ratio for each, pair in found.items()}
+        better = [each for each, ratio in ratios.items() if ratio.low > 1 and ratio.throughput >= MIN_GAIN]
+        if better:
+            self.fastest = max(better, key=lambda each: ratios[each].throughput)
+            self.path[self.fastest] = found[self.fastest]
+        return bool(better)
 
-    def compare(self, candidates, count, found):
-        """Measure candidates as a list is; add {candidate: its Comparison with the first one} to `found`."""
-        limit = max(LEAST_LIMIT, LIMIT_SHARE * self.max_seconds) if self.rows else process.FIRST_LIMIT
-        runs = {self.find_run(each): each for each in candidates}
-        measured = {each: [] for each in candidates}
+    def compare(self, candidates, count, is_over=bool):
+        """Measure candidates as a list is; return {candidate: its Comparison with the first one}."""
+        rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = range(self.rounds + 1, self.rounds + count + 1)
+        self.rounds += count
         try:
             with report.progress(count * len(candidates)) as show:
-                for rows_by_run in measure_rounds(list(runs), self.host, show, numbers, limit):
-                    self.rounds += 1
-                    for run, rows in rows_by_run.items():
-                        measured[runs[run]] += rows
-                        self.rows.setdefault(runs[run], []).extend(rows)
-                    if count == ROUNDS and self.used() >= 1:
-                        break
-        finally:
-            pairs = {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
-            found |= {each: pair for each, pair in pairs.items() if pair and each != candidates[0]}
+                measure_rounds(rows_by_run, self.host, show, numbers, is_over=is_over)
+        except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
+            self.error = error
+        measured = dict(zip(candidates, rows_by_run.values(), strict=True))
+        self.rows |= {each: self.rows.get(each, []) + rows for each, rows in measured.items() if rows}
+        first = measured.pop(candidates[0])
+        pairs = {each: compare_runs(rows, first, COLUMNS) for each, rows in measured.items()}
+        return {each: pair for each, pair in pairs.items() if pair}
 
     def list_changes(self):
-        """List the single changes of the fastest that were not measured; if there are none, the doubled batch size.
+        """List the single changes of the fastest that were not measured; values that failed or were replaced are not.
 
-        Values that failed, that were hopeless, or that were replaced before, are left out.
+        A change is not tried again with another batch size.
         """
-        here = self.path[-1]
-        compared = slice(-1 if self.doubles else None)  # with another batch size a change is not tried again
-        known = {each[compared] for each in self.rows}
-        hopeless = [each for each, gain in self.gains.items() if gain.ratio.throughput < HOPELESS]
-        excluded = [*self.path, *self.failures(), *hopeless]
-        changes = []
+        here, changes = self.fastest, []
+        excluded, end = [*self.path, *self.failures()], len(here) - self.doubles
+        known = {each[:end] for each in self.rows}
         for i, texts in enumerate(self.values.values()):
             for text in texts:
                 change = (*here[:i], text, *here[i + 1 :])
-                if change[compared] not in known and all(each[i] != text for each in excluded):
+                if change[:end] not in known and all(each[i] != text for each in excluded):
                     changes.append(change)
-        doubled = (*here[:-1], str(2 * int(here[-1]))) if self.doubles else here
-        return changes or ([doubled] if doubled not in (here, *self.rows) else [])
+        return changes
 
     def failures(self):
         """Return {candidate: row} of those whose last process failed."""
@@ -178,71 +180,65 @@ class Search:
 
     def describe(self, candidate, before=None):
         """Describe how a candidate differs from another one, or from the default."""
-        cells = [
-            dict(zip(map(str.lower, self.values), each, strict=True)) for each in (before or self.path[0], candidate)
-        ]
+        names = [name.lower() for name in self.values]
+        cells = [dict(zip(names, each, strict=True)) for each in (before or self.default, candidate)]
         return describe_change(*cells) or "the default"
 
-    def list_in_words(self, changes):
+    def describe_all(self, changes):
         """Describe changes of the fastest so far."""
-        return "; ".join(f"+ {self.describe(each, self.path[-1])}" for each in changes)
+        return "; ".join(f"+ {self.describe(each, self.fastest)}" for each in changes)
 
     def answer(self):
         """Return {candidate: its result} of the path up to the answer.
 
         It is only the default if the fastest failed, or was slower in a final pair; {} if the default has no result.
         """
-        is_slower = any(each.ratio.low <= 1 for each in self.final.values())
-        path = self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
+        is_slower = self.final and self.final.ratio.low <= 1
+        path = [self.default] if is_slower or self.fastest in self.failures() else self.path
         return {each: tables.combine_rows(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
-    def describe_answer(self):
-        """Return the lines of the answer: the headline, each step, warnings, what failed or was not tried."""
-        steps = self.answer()
-        default, row = steps[self.path[0]], list(steps.values())[-1]
-        words, headline = self.describe(self.path[-1]), "the default is the fastest"
-        if self.final:
-            gain = describe_gain(self.final[self.path[-1]])
-            headline += f"; {words} was {gain} in the last comparison"
-            if len(steps) > 1:
-                headline = f"{gain.replace('as fast', 'as fast as the default', 1)}: {words}"
-        elif len(steps) > 1:
-            headline = f"the fastest so far, without the last comparison: {words}"
+    def describe_answer(self, steps):
+        """Return the lines of the answer(): the headline, each step, warnings, what failed or was not tried."""
+        default, row = steps[self.default], list(steps.values())[-1]
+        words, gain = self.describe(self.fastest), describe_gain(self.final, "the default") if self.final else ""
+        headline = f"the default is the fastest; {words} was {gain}" if gain else "the default is the fastest"
+        if len(steps) > 1:
+            headline = f"{gain or 'the fastest so far, without the last comparison'}: {words}"
         where = f"{row['framework']} {row['framework_version']} on {row['device_name']}"
         lines = [f"{describe_work(default)}, {where}", headline]
         lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
         for before, step in pairwise(steps):
-            rate = f"{format_number(steps[step]['throughput'])} {row['unit']}"
-            lines.append(f"  + {self.describe(step, before)}: {rate}, {describe_gain(self.gains[step])}")
+            rate = f"{format_number(steps[step]['throughput'])} {row['unit']}, {describe_gain(self.path[step])}"
+            lines.append(f"  + {self.describe(step, before)}: {rate}")
         if row["flags"]:
             lines.append(report.explain_flags(row["flags"].split()))
         for each, failed in self.failures().items():
             lines.append(f"failed: {self.describe(each)}: {failed['status']}: {failed['note']}")
         if untried := self.list_changes():
-            lines.append(f"not tried: {self.list_in_words(untried)} (a larger MAX_MINUTES tries more)")
+            lines.append(f"not tried: {self.describe_all(untried)} (a larger MAX_MINUTES tries more)")
         return lines
 
 
-def describe_gain(comparison):
-    """Describe how much faster a candidate is."""
+def describe_gain(comparison, base=""):
+    """Describe how much faster a candidate is than another one, which may be named."""
     ratio, low, high = comparison.ratio
     interval = f"{low:.2f} to {high:.2f}, " if comparison.pairs > 1 else ""
-    return f"{ratio:.2f} times as fast ({interval}{report.describe_pairs(comparison)})"
+    than = f" as {base}" if base else ""
+    return f"{ratio:.2f} times as fast{than} ({interval}{report.describe_pairs(comparison)})"
 
 
 def finish(search):
     """Print the answer, and how to measure it again; return whether there is one."""
     steps = search.answer()
-    if search.path[0] not in steps:
+    if search.default not in steps:
         return False
-    print("\n".join(search.describe_answer()))
+    print("\n".join(search.describe_answer(steps)))
     run = search.find_run(list(steps)[-1])
     names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
-    path = results.path_of(run.settings.results_dir, steps[search.path[0]])
-    print(f"added to {results.display_path(path)}", flush=True)
+    print_paths(run.settings.results_dir, [steps[search.default]])
     return True
 
 
@@ -260,13 +256,13 @@ def main():
     if not values:
         raise SettingError(f"nothing is left to try on {device.type}: unset {', '.join(LISTS)}, or set lists of them")
     search = Search(run, values, doubles, host, search_settings.max_minutes)
-    try:
-        search.run_steps()
-    finally:  # also after Ctrl-C
-        with process.deferred_interrupts():
-            has_answer = finish(search)
+    search.run_steps()
+    with process.deferred_interrupts():
+        has_answer = finish(search)
+    if search.error:
+        raise search.error
     if not has_answer:
-        note = search.failures()[search.path[0]]["note"]
+        note = search.failures()[search.default]["note"]
         raise SettingError(f"the default failed ({note}): `make {run.command}` shows more")
     return 0
 

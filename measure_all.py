@@ -6,11 +6,12 @@
 
 bench/workloads/standard_set.py lists what is measured: the machine's peaks, then each workload in several fresh
 processes. They are measured in rounds, one process of each benchmark, then the second of each: those of one are minutes
-apart, and a card is drawn after each round. After an interruption, run the same
-command again: it goes on where it was. What other programs or swapping disturbed is measured again.
+apart, and a card is drawn after each round. After an interruption, run the same command again: it goes on where it was.
+What other programs or swapping disturbed is measured again.
 """
 
 import hashlib
+import itertools
 import math
 import sys
 from collections import defaultdict
@@ -27,7 +28,7 @@ from bench.plots import card, table
 from bench.records import report, results, tables
 from bench.records.columns import disturbing_flags
 from bench.records.rows import complete_row
-from bench.run import count_processes, find_device, has_result, measure_rounds, read_machine
+from bench.run import find_device, has_result, measure_rounds, read_machine
 from bench.settings import Run, SettingError, read_runs
 from bench.workloads import standard_set
 from bench.workloads.standard_set import STANDARD_SET
@@ -128,49 +129,46 @@ def is_missing(run: Run, rows):
     if len(failed) > 1 or any(each[-1]["status"] not in UNFINISHED for each in failed):
         return False
     sound = [each for each in processes if has_result(each) and not any(map(disturbing_flags, each))]
-    count = count_processes(run)
-    return len(sound) < count and len(processes) - len(failed) < 2 * count
+    return len(sound) < run.settings.runs and len(processes) - len(failed) < 2 * run.settings.runs
 
 
 def measure_benchmarks(benchmarks, blank, host, folder):
     """Measure one process of each benchmark that is missing, then the second of each, and so on.
 
     Args:
-        benchmarks: {name: run}.
+        benchmarks: {name: run with RUNS}.
         blank: a row of this machine and device without a result.
 
     Returns:
         The results of all of them, new or stored.
     """
-    runs = [name_run(name, run, blank) for name, run in benchmarks.items()]
-    path = results.path_of(folder, blank)
-    rows_by_id = defaultdict(list)
+    stored, path = defaultdict(list), results.path_of(folder, blank)
     for row in tables.to_rows(tables.load([path])):
-        rows_by_id[row["run_id"]].append(row)
-    missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
+        stored[row["run_id"]].append(row)
+    runs = [name_run(name, run, blank) for name, run in benchmarks.items()]
+    rows_by_run = {run: stored[run.run_id] for run in runs}
+    missing = [run for run in runs if is_missing(run, rows_by_run[run])]
     if len(missing) < len(runs):
         say(f"skipping {len(runs) - len(missing)} of {len(runs)}: {results.display_path(path)} has them")
-    begun = {run: len(list_processes(rows_by_id[run.run_id])) for run in runs}
-    with report.progress(sum(max(1, count_processes(run) - begun[run]) for run in missing)) as show:
-        while missing:
-            least = min(begun[run] for run in missing)  # an interrupted round goes on
-            for run in [run for run in missing if begun[run] == least]:
-                rows = rows_by_id[run.run_id]
-                number = 1 + max((int(row["process"]) for row in rows), default=0)
+    still = sum(max(1, run.settings.runs - len(list_processes(rows_by_run[run]))) for run in missing)
+    with report.progress(still) as show:
+        for number in itertools.count(1):
+            for run in missing:
+                rows = rows_by_run[run]
+                if len(list_processes(rows)) >= number:  # an earlier command has measured this round
+                    continue
                 try:
-                    limit = LIMIT if begun[run] else process.FIRST_LIMIT
-                    for rows_by_run in measure_rounds([run], host, show, [number], limit):
-                        rows += rows_by_run.get(run, [])
+                    measure_rounds({run: rows}, host, show, [number], LIMIT if rows else process.FIRST_LIMIT)
                 except results.ResultsError:
                     raise
                 except SettingError as error:
                     say(f"{run.command} {run.settings.model or ''}: {error}")
-                    runs.remove(run)
-                begun[run] += 1
-            missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
-            if missing:
-                say(card.finish(folder, blank["machine"], blank["framework"])[-1])
-    return [row for run in runs for row in tables.combine_rows(rows_by_id[run.run_id])]
+                    del rows_by_run[run]
+            missing = [run for run, rows in rows_by_run.items() if is_missing(run, rows)]
+            if not missing:
+                break
+            say(card.finish(folder, blank["machine"], blank["framework"])[-1])
+    return [row for rows in rows_by_run.values() for row in tables.combine_rows(rows)]
 
 
 def main():

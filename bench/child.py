@@ -34,7 +34,6 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 COMPARING = "the process ended before its last check"  # note of a row until then
-ENERGY = ("power_watts", "joules_per_item", "power_scope")
 REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
@@ -42,7 +41,7 @@ MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after
 def main(command, make_workload, measure, write=None):
     """Measure what the environment's settings ask for, and write lines; return the exit status: 0, 2 or 130.
 
-    A mistake in the settings is a line too, with the key `mistake`, and so is a failure.
+    A failure is a line too, and so is a mistake in the settings, with the key `mistake`, which is the last one.
 
     Args:
         command: what follows make: "image".
@@ -50,6 +49,7 @@ def main(command, make_workload, measure, write=None):
         measure: called with a Measurer and make_workload, such as measure_workload().
         write: called with each line; None: the parent gets them, and asks for what is measured.
     """
+    process.set_up()
     requests, status = None, 0
     if not write:
         write, requests = process.open_channel()
@@ -59,7 +59,7 @@ def main(command, make_workload, measure, write=None):
         if os.environ.get("OMP_NUM_THREADS") == "1":
             del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets a share of the cores
     if me.rank:  # only rank 0 logs and writes lines
-        logging.getLogger("bench").setLevel(logging.ERROR)
+        log.setLevel(logging.ERROR)
     try:
         environment.refuse_rosetta()
         settings = parse_settings(command, os.environ)
@@ -70,16 +70,11 @@ def main(command, make_workload, measure, write=None):
             write(asdict(device))
             return 0
         settings = settings.on(device.type, device.emulates_bfloat16)
+        instruments = meters.Instruments()
+        if not me.are_many:  # the energy and heat of one card would be those of one rank only
+            instruments = meters.open_instruments(device.type, device.device_name)
         # A process by itself is a group of one, which waits for nobody.
         with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
-            workers = settings.num_workers
-            if workers is None:
-                workers = min(me.share(resources.usable_cores()), MOST_WORKERS)
-            # Equal on all ranks, because the number of steps in a window depends on it.
-            settings = replace(settings, num_workers=min(group.gather(workers)))
-            instruments = meters.Instruments()
-            if not me.are_many:  # the energy and heat of one card would be those of one rank only
-                instruments = meters.open_instruments(device.type, device.device_name)
             measure(Measurer(settings, framework, device, instruments, group, write, requests), make_workload)
     except KeyboardInterrupt:
         status = process.INTERRUPTED
@@ -120,6 +115,7 @@ class Measurer:
             request = self.requests.get()
             if "check" in request:
                 return
+            self.write(begun | {"note": "measuring"})
             yield request
 
     def measure_scopes(self, workload: Workload, scopes):
@@ -135,14 +131,13 @@ class Measurer:
             for scope in scopes:
                 if scope == "end_to_end" and not session.stream:
                     session.read_files()
-                yield scope, {"status": process.BEGUN, "note": "warming up"}
-                begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
-                timer = self.make_timer(workload, scope, session, begun)
-                is_asked = scope == "device" and self.requests
-                cells = timer.measure(self.read_requests(begun) if is_asked else [{}])
+                yield scope, {"status": process.BEGUN, "note": "measuring"}
+                requests = [{}]
+                if scope == "device" and self.requests:
+                    begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN}
+                    requests = self.read_requests(begun)
+                cells = self.make_timer(workload, scope, session).measure(requests)
                 cells |= self.describe_result(workload, scope, session, cells)
-                if cells["stop_reason"] == "slices":  # the counter has the work of the other processes
-                    cells |= dict.fromkeys(ENERGY)
                 if cells["status"] == "interrupted":
                     yield scope, cells | {"note": describe_notes(session, workload)}
                     return
@@ -196,10 +191,8 @@ class Measurer:
             needed += workload.resident_bytes
         free = resources.available_bytes()
         if needed > free:
-            raise MemoryError(
-                f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free: choose a smaller MODEL or "
-                "BATCH_SIZE or DEPTH, 16 bits, or in training of language models LORA_RANK=8"
-            )
+            words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
+            raise MemoryError(f"{words}: choose a smaller MODEL, BATCH_SIZE or DEPTH, 16 bits, or LORA_RANK=8")
         # Each rank has its own data, and its own order of them.
         settings = replace(settings, seed=settings.seed + self.group.ranks.rank)
         session = self.framework.open_session(workload, settings, scope)
@@ -211,23 +204,21 @@ class Measurer:
         finally:
             session.close()
 
-    def make_timer(self, workload: Workload, scope, session, begun=None):
-        """Return the Timer of a session in one scope; `begun` is the line to which it adds the rate so far."""
+    def make_timer(self, workload: Workload, scope, session):
+        """Return the Timer of a session in one scope."""
         settings, group, instruments = self.settings, self.group, self.instruments
         meters.reset_process_peak()  # the checks before need more memory than the steps
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
             instruments = replace(instruments, counter=None)
-        is_long_enough = instruments.least_seconds <= settings.max_seconds
         return Timer(
             group.in_step(session),
             workload.items_per_step * group.ranks.world_size,
             settings.max_seconds,
             num_items=settings.num_images,
             sustain=settings.sustain,
-            least_seconds=instruments.least_seconds if is_long_enough else 0.0,
+            least_seconds=min(instruments.least_seconds, settings.max_seconds),
             clock=group.clock,
-            on_window=lambda rate: self.write(begun | {"throughput": rate}),
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )
 
@@ -278,9 +269,8 @@ def measure_workload(measurer: Measurer, make_workload):
     if measurer.instruments.why_no_energy:
         log.info("power and energy are not measured: %s", measurer.instruments.why_no_energy)
     workload = make_workload(settings)
-    if workload.has_pipeline and "NUM_WORKERS" not in os.environ and not group.ranks.are_many:
-        fitting = resources.count_workers(settings.num_workers, PREFETCH + 1, workload.batch_bytes)
-        settings = replace(settings, num_workers=max(1, fitting))  # the row has their number
+    if workload.has_pipeline:
+        settings = replace(settings, num_workers=choose_workers(settings, workload, group))
         measurer = replace(measurer, settings=settings)
     for scopes, measure in list_measurements(measurer, workload):
         scope, cells = scopes[0], {}
@@ -297,6 +287,15 @@ def measure_workload(measurer: Measurer, make_workload):
                 raise SystemExit(1) from None
         if cells["status"] != "ok":
             break
+
+
+def choose_workers(settings, workload: Workload, group):
+    """Return NUM_WORKERS, by default one for each core, up to MOST_WORKERS and as many as the shared memory holds."""
+    workers = settings.num_workers
+    if workers is None:
+        workers = min(group.ranks.share(resources.usable_cores()), MOST_WORKERS)
+        workers = max(1, resources.count_workers(workers, PREFETCH + 1, workload.batch_bytes))
+    return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
 
 
 def list_measurements(measurer: Measurer, workload: Workload):

@@ -42,9 +42,7 @@ def run_script(function, *words):
     Args:
         words: what may follow the script's name; without them, whatever follows it is a mistake.
     """
-    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
-    logging.getLogger("bench").setLevel(logging.INFO)
-    handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)  # end workers and files as Ctrl-C does
+    set_up()
     try:
         if (given := sys.argv[1:]) and given[0] not in words:
             fix = f"write {words[0]!r}" if words else "put settings before it, as in MODEL=mlp-32 make mlp"
@@ -69,6 +67,13 @@ def run_script(function, *words):
         line = "unexpected error: please report it, with the lines above and `make doctor`"
     print(line, file=sys.stderr)
     return status
+
+
+def set_up():
+    """Log to stderr, and let SIGTERM and SIGHUP do what Ctrl-C does, so that workers and files end, too."""
+    logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("bench").setLevel(logging.INFO)
+    handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
 
 
 def explain(error):
@@ -186,7 +191,7 @@ class Child:
     def _show(self):
         printed = self.printed[:]
         del self.printed[: len(printed)]  # a reader may be adding to the same list
-        with suppress(OSError):  # a terminal that has closed
+        with suppress(OSError), deferred_interrupts():  # a terminal that has closed; the locks of the bar
             self.show(self, printed)
 
     def _end(self, exit_status):
@@ -198,6 +203,18 @@ class Child:
         for reader in self.readers:
             reader.join(GRACE_SECONDS)
         self._show()
+
+    def explain_death(self):
+        """Return the status and the note of the row of a process that has died; None if it has not."""
+        status = self.exit_status
+        if status in (None, 0, MISTAKE, INTERRUPTED):
+            return None
+        if status == -signal.SIGKILL:
+            fix = "choose a smaller BATCH_SIZE or MODEL"
+            return "out_of_memory", f"ended by signal {-status}, probably because memory ran out: {fix}"
+        if status == -signal.SIGALRM:
+            return "timed_out", f"stopped after {self.limit:.0f} s"
+        return "crashed", f"exit status {status}, see above" if status >= 0 else f"ended by signal {-status}"
 
     def close(self):
         """End a process that still works, which may finish what it writes; a second Ctrl-C kills it.

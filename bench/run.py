@@ -10,7 +10,6 @@ ended; no child writes into results/. The parent imports no framework.
 import logging
 import math
 import os
-import signal
 import sys
 import time
 from dataclasses import replace
@@ -19,10 +18,9 @@ from bench import child, process
 from bench.frameworks import TAKEN, Device
 from bench.host import environment, meters, ranks
 from bench.packages import python_of
-from bench.process import BEGUN
 from bench.records import report, results
-from bench.records.columns import COLUMNS, WORK, describe_work
-from bench.records.rows import complete_row
+from bench.records.columns import describe_work
+from bench.records.rows import make_rows
 from bench.records.verdict import compare_runs
 from bench.settings import (
     COMPARED,
@@ -34,7 +32,6 @@ from bench.settings import (
     SettingError,
     is_used,
     new_id,
-    parse_settings,
     read_runs,
 )
 
@@ -60,51 +57,40 @@ def benchmark(command, make_workload=None, measure=child.measure_workload, descr
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
     if process.TASK in os.environ:  # a child is the same script
-        return process.run_script(lambda: child.main(command, make_workload, measure))
-    return process.run_script(
-        lambda: (
-            measure_as_rank(command, make_workload, measure, describe_rows)
-            if ranks.read_ranks().are_many
-            else measure_command(command, make_workload, describe_rows)
-        )
-    )
+        return child.main(command, make_workload, measure)
+    return process.run_script(lambda: measure_command(command, make_workload, measure, describe_rows))
 
 
-def measure_command(command, make_workload, describe_rows):
+def measure_command(command, make_workload, measure, describe_rows):
     """Measure every run of the environment's settings; store each round, and print each run when its last has ended.
 
     Returns:
         The exit status: 0 if at least one row has a result; 130 after Ctrl-C, which ends everything.
     """
     runs = read_runs(command)
+    if ranks.read_ranks().are_many:
+        return measure_as_rank(runs, make_workload, measure, describe_rows)
     host = read_machine(runs)
     runs = plan_runs(runs, make_workload)
-    folder = runs[0].settings.results_dir
-    measured, status = [], 0
     groups = group_runs(runs)
+    measured, status = [], 0
     for group in groups:
-        if len(runs) > 1:
-            choices = (" ".join(f"{name}={text}" for name, text in run.choices.items()) for run in group)
-            log.info("measuring %s", "; ".join(choices))
         rows_by_run = {run: [] for run in group}
         count = count_processes(group[0], is_compared=len(group) > 1)
         try:
             with report.progress(count * len(group)) as show:
-                for rows_of_round in measure_rounds(group, host, show, range(1, count + 1)):
-                    for run, rows in rows_of_round.items():
-                        rows_by_run[run] += rows
+                measure_rounds(rows_by_run, host, show, range(1, count + 1))
         except SettingError as error:
-            if isinstance(error, results.ResultsError) or not (len(groups) > 1 or any(rows_by_run.values())):
+            if isinstance(error, results.ResultsError) or len(groups) == 1:
                 raise
             log.error("%s", error)
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
-
         from bench.records import tables  # only here: pandas takes a while, and no child needs it
 
         for found in map(tables.combine_rows, filter(None, rows_by_run.values())):
-            print(describe_rows(found, tables.read(folder)))
+            print(describe_rows(found, tables.read(runs[0].settings.results_dir)))
             measured += found
         for run in group[1:]:
             chosen = [name.lower() for name in run.differences]
@@ -115,36 +101,41 @@ def measure_command(command, make_workload, describe_rows):
             break
     for table in filter(None, [report.describe_scaling(measured), report.describe_parts(measured)]):
         print(table)
-    for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
-        print(f"added to {results.display_path(path)}", flush=True)
+    print_paths(runs[0].settings.results_dir, measured)
     return status or (0 if has_result(measured) else 1)
 
 
-def measure_as_rank(command, make_workload, measure, describe_rows):
+def measure_as_rank(runs, make_workload, measure, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
-    lines = []
-    if command not in WORKLOADS or not FRAMEWORKS[parse_settings(command, os.environ).framework].runs_on_many:
-        ranks.refuse_ranks(f"make {command}")
-    os.environ["NUM_DEVICES"] = str(me.world_size)  # settings that need a single device are refused
-    run, *others = read_runs(command)
+    run, *others = runs
+    if run.command not in WORKLOADS or not FRAMEWORKS[run.settings.framework].runs_on_many:
+        ranks.refuse_ranks(f"make {run.command}")
     if others or run.settings.runs not in (None, 1):
         what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
         raise SettingError(f"WORLD_SIZE='{me.world_size}' (torchrun) {what}")
+    os.environ["NUM_DEVICES"] = str(me.world_size)  # the child's part refuses settings that need a single device
     host = environment.read_host(run.settings.machine)
-    status = child.main(command, make_workload, measure, lines.append)
-    for line in lines:
-        if "mistake" in line:
-            raise SettingError(line["mistake"])
+    lines, folder = [], run.settings.results_dir
+    status = child.main(run.command, make_workload, measure, lines.append)
+    if status == process.MISTAKE:
+        raise SettingError(lines[-1]["mistake"])
+    if me.rank or not lines:
+        return status
     rows = make_rows(host, lines, run_id=run.run_id, process=1)
-    if me.rank == 0 and rows:
-        with process.deferred_interrupts():
-            store(run.settings.results_dir, rows)
-        from bench.records import tables
+    with process.deferred_interrupts():
+        store(folder, rows)
+    from bench.records import tables
 
-        print(describe_rows(tables.combine_rows(rows), tables.read(run.settings.results_dir)))
-        print(f"added to {results.display_path(results.path_of(run.settings.results_dir, rows[0]))}", flush=True)
-    return status or (0 if me.rank or has_result(rows) else 1)
+    print(describe_rows(tables.combine_rows(rows), tables.read(folder)))
+    print_paths(folder, rows)
+    return status or (0 if has_result(rows) else 1)
+
+
+def print_paths(folder, rows):
+    """Print in which files of a folder rows are."""
+    for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
+        print(f"added to {results.display_path(path)}", flush=True)
 
 
 def read_machine(runs):
@@ -154,8 +145,7 @@ def read_machine(runs):
     results.check_writable(settings.results_dir, environment.possible_machines(host))
     if busy := meters.describe_load():
         log.warning("%s", busy)
-    uses_gpu = any(run.settings.use_gpu is not False for run in runs)
-    return replace(host, card_is_shared=uses_gpu and meters.is_card_shared())
+    return replace(host, card_is_shared=meters.is_card_shared())
 
 
 def store(folder, rows):
@@ -164,10 +154,8 @@ def store(folder, rows):
     Raises:
         ResultsError: some were only printed.
     """
-    of_path = {}
-    for row in rows:
-        of_path.setdefault(results.path_of(folder, row), []).append(row)
-    for path, some in of_path.items():
+    for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
+        some = [row for row in rows if results.path_of(folder, row) == path]
         try:
             results.append(path, *some)
         except results.ResultsError as error:
@@ -197,12 +185,10 @@ def count_devices(run: Run):
     """Return the run with the number of GPUs instead of NUM_DEVICES=all; raises SettingError if there are too few."""
     settings = run.settings
     count = find_device(run).count if settings.use_gpu is not False else 0
-    if settings.num_devices == "all":
-        if count == 0:
-            raise SettingError("NUM_DEVICES='all' means all GPUs, but none can be used: set a number of processes")
+    if settings.num_devices == "all" and count:
         return run.with_settings(NUM_DEVICES=str(count))
-    if 0 < count < settings.num_devices:
-        raise SettingError(f"NUM_DEVICES='{settings.num_devices}': the number of GPUs here is {count}: set that")
+    if settings.num_devices == "all" or 0 < count < settings.num_devices:
+        raise SettingError(f"NUM_DEVICES='{settings.num_devices}', but GPUs that can be used: {count}: set a number")
     return run
 
 
@@ -210,12 +196,11 @@ def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own, which warns if a GPU is missing."""
     with report.progress(1) as show:
         found = make_child(run, show, task=process.FIND_DEVICE)
-        try:
-            found.finish()
-        finally:
-            found.close()
-    if mistake := find_mistake(run, found):
-        raise SettingError(mistake)
+        error = work([found], is_together=False, seconds=0)
+    if mistake := find_mistake(found):
+        error = SettingError(mistake)
+    if error:
+        raise error
     return Device(**found.lines[0])
 
 
@@ -242,61 +227,73 @@ def group_runs(runs):
     compared = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
     groups = {}
     for run in runs:
-        is_single = not can_be_compared(run) or not compared
-        same = tuple(run.choices[name] for name in run.choices if is_single or name != compared)
-        if not is_single and is_used("scope", run.command) and not run.settings.scope:
-            run = run.with_settings(SCOPE="device")
-        groups.setdefault((is_single, same), []).append(run)
+        key = run
+        if compared and can_be_compared(run):
+            key = tuple(run.choices[name] for name in run.choices if name != compared)
+            if is_used("scope", run.command) and not run.settings.scope:
+                run = run.with_settings(SCOPE="device")
+        groups.setdefault(key, []).append(run)
     return list(groups.values())
 
 
-def measure_rounds(runs, host, show, numbers, limit=math.inf):
+def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=bool):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run. Store the rows of each round.
 
+    A run without any result is left out of the rounds that follow.
+
     Args:
+        rows_by_run: {run: its rows}, to which those of each round are added.
         show, limit: as Child takes them.
         numbers: those of the rounds.
-
-    Yields:
-        {run: rows of its process} of each round; after Ctrl-C what is known of it. A run without any result is left
-        out of the rounds that follow.
+        is_over: () -> whether no other round begins.
 
     Raises:
         SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one; a full disk.
+        KeyboardInterrupt: Ctrl-C; what is known of the round is stored.
     """
-    group = new_id() if len(runs) > 1 else ""
+    runs = list(rows_by_run)
     is_together = len(runs) > 1
-    devices = {}
+    group = new_id() if is_together else ""
     for number in numbers:
-        for _ in range(2):
+        if not runs or is_over():
+            return
+        while True:
             children = {run: make_child(run, show, limit) for run in (runs if number % 2 else runs[::-1])}
             error = work(list(children.values()), is_together, runs[0].settings.max_seconds)
             if error or not is_together or not ran_out(children.values()):
                 break
             log.warning("not enough memory to run these side by side: running them one at a time")
             is_together = False
-        rows_by_run = {}
-        try:
-            with process.deferred_interrupts():
-                for run, each in children.items():
-                    mistake = find_mistake(run, each)
-                    if rows := read_rows(run, host, each, number, group):
-                        device = rows[0]["device"]
-                        if devices.setdefault(run, device) == device:
-                            rows_by_run[run] = rows
-                            log.info("process %d: %s", number, describe_process(run, rows))
-                        else:
-                            mistake = f"{devices[run]} was measured, but only {device} is found now: run `make doctor`"
-                    error = error or (SettingError(mistake) if mistake else None)
-                store(runs[0].settings.results_dir, [row for rows in rows_by_run.values() for row in rows])
-        except (KeyboardInterrupt, results.ResultsError) as last:
-            error = last
-        yield rows_by_run
-        if error:
-            raise error
-        runs = [run for run in runs if has_result(rows_by_run.get(run, []))]
-        if not runs:
-            return
+        with process.deferred_interrupts():
+            found, mistake = read_round(children, rows_by_run, host, process=number, group=group)
+            for run, rows in found.items():
+                rows_by_run[run] += rows
+            store(runs[0].settings.results_dir, [row for rows in found.values() for row in rows])
+        if error or mistake:
+            raise error or SettingError(mistake)
+        runs = [run for run in runs if has_result(found[run])]
+
+
+def read_round(children, rows_by_run, host, **of_round):
+    """Return ({run: the rows of its closed Child}, the first mistake, "" without one).
+
+    Args:
+        children: {run: Child}.
+        rows_by_run: earlier rows of the same runs. A process that has used another device has no row.
+        of_round: the cells process and group.
+    """
+    found, mistakes = {}, []
+    for run, each in children.items():
+        rows = make_rows(host, each.lines, each.explain_death(), run_id=run.run_id, **of_round)
+        mistakes.append(find_mistake(each))
+        devices = [some[0]["device"] for some in (rows_by_run[run], rows) if some]
+        if len(set(devices)) > 1:
+            rows = []
+            mistakes.append("{} was measured, but only {} is found now: run `make doctor`".format(*devices))
+        if rows:
+            log.info("process %d: %s", of_round["process"], describe_process(run, rows))
+        found[run] = rows
+    return found, next(filter(None, mistakes), "")
 
 
 def describe_process(run: Run, rows):
@@ -312,7 +309,6 @@ def work(children, is_together, seconds):
     Args:
         seconds: of windows, for each.
     """
-    error = None
     try:
         if is_together:
             work_in_slices(children, seconds)
@@ -320,10 +316,10 @@ def work(children, is_together, seconds):
             for each in children:
                 each.finish({"seconds": seconds}, {"check": True})
     except KeyboardInterrupt as interrupt:
-        error = interrupt
-    for each in children:
-        each.close()
-    return error
+        return interrupt
+    finally:
+        for each in children:
+            each.close()
 
 
 def work_in_slices(children, seconds):
@@ -366,40 +362,8 @@ def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     return process.Child(command, environ, show, limit)
 
 
-def find_mistake(run: Run, ended):
+def find_mistake(ended):
     """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
-    if ended.lines or ended.exit_status in (None, process.INTERRUPTED):
-        return next((line["mistake"] for line in ended.lines if "mistake" in line), "")
-    _, why = explain_death(ended, run.settings.has_ranks)
-    return f"the process ended before it measured anything ({why}): `make doctor` may explain it"
-
-
-def make_rows(host, lines, **run_cells):
-    """Make the row of each work, from its last line that has a result: typed cells."""
-    rows = [complete_row(host, line, **run_cells) for line in lines if line.get("status", BEGUN) != BEGUN]
-    return list({tuple(row[name] for name in WORK): row for row in rows}.values())
-
-
-def read_rows(run: Run, host, ended, number, group):
-    """Make the rows of a closed Child, and one with status and note if it died while something was begun."""
-    run_cells = {"run_id": run.run_id, "process": number, "group": group}
-    rows = make_rows(host, ended.lines, **run_cells)
-    last = ended.lines[-1] if ended.lines else {}
-    if last.get("status") != BEGUN or ended.exit_status in (0, process.MISTAKE, process.INTERRUPTED):
-        return rows
-    death, why = explain_death(ended, run.settings.has_ranks)
-    unknown = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
-    return [*rows, complete_row(host, last, **run_cells) | unknown | {"status": death, "note": why, "flags": ""}]
-
-
-def explain_death(ended, has_ranks):
-    """Return the status and the note of the row of a closed Child that died."""
-    status = ended.exit_status
-    if status == -signal.SIGKILL:
-        why = f"ended by signal {-status}, probably because memory ran out: choose a smaller BATCH_SIZE or MODEL"
-        return "out_of_memory", why
-    if status == -signal.SIGALRM:
-        return "timed_out", f"stopped after {ended.limit:.0f} s"
-    if has_ranks:
-        return "crashed", "a rank failed, see above"
-    return "crashed", f"exit status {status}" if status >= 0 else f"ended by signal {-status}"
+    if (death := ended.explain_death()) and not ended.lines:
+        return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
+    return ended.lines[-1].get("mistake", "") if ended.lines else ""

@@ -70,8 +70,8 @@ class Device:
         return self.values(self.steps)
 
 
-class FakeChild:
-    """A process.Child without a process.
+class FakeChild(process.Child):
+    """A Child without a process.
 
     Args:
         work: (FakeChild) -> a generator that calls write(), yields when it waits for a request, and returns the exit
@@ -79,9 +79,8 @@ class FakeChild:
     """
 
     def __init__(self, work, command, environ, show=None, limit=math.inf):
-        self.script, self.environ, self.limit = command[1], environ, limit
-        self.lines, self.exit_status, self.requests, self.work_on = [], None, [], work
-        self.progress = None
+        super().__init__(command, environ, show, limit)
+        self.script, self.requests, self.work_on, self.progress = command[1], [], work, None
 
     @property
     def finds_device(self):

@@ -52,7 +52,7 @@ from bench.records import report
 run.SCRIPTS["image"] = os.environ["CHILD"]
 """
 IMAGE = f"""{START}
-sys.exit(process.run_script(lambda: run.measure_command("image", None, report.describe_run)))
+sys.exit(process.run_script(lambda: run.measure_command("image", None, None, report.describe_run)))
 """
 BEST = f"""{START}
 import best_settings
@@ -130,7 +130,7 @@ def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
     command = Command(program, tmp_path / "results")
     before = command.stop_after(moment + 2 * (program == BEST), *SIGNALS[moment % 2])
     rows = command.rows()
-    assert command.process.returncode == 130
+    assert command.process.returncode == 130, command.errors
     ended = sum(event.startswith("ends") for event in before)
     # One process may be about to end, and a round of two is stored when both have ended.
     assert count_processes(rows) >= ended - 1, (before, command.errors)

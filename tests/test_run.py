@@ -2,7 +2,6 @@
 
 import errno
 import io
-import re
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,7 +30,6 @@ def work(child):
     """Do what MODEL says, which may be a list with an entry for each batch size: "ok/dies"."""
     batch_size = int(child.environ.get("BATCH_SIZE", 1))
     what = (child.environ["MODEL"].split("/") * batch_size)[batch_size - 1]
-    number = child.number
     of_this = {"model": what, "batch_size": batch_size}
     if what == "typo":
         child.lines.append({"mistake": "MODEL"})
@@ -44,40 +42,34 @@ def work(child):
     if what == "never fits" or (is_together and what == "too large"):
         child.write(**of_this, status="out_of_memory", note="full")
         return 1
-    if what == "fails":
-        child.write(**of_this, status="unsupported", note="not here")
-        return 1
     rates = []
     while True:
         if not child.requests:
             child.note(batch_size, "waits")
             yield
-        request = child.requests.pop(0)
-        if "check" in request:
+        if "check" in child.requests.pop(0):
             break
         child.note(batch_size, "works")
         rates += [batch_size * (1 + len(rates))]
         if what == "dies":
             return -11
-        if what == "interrupts" or (what == "interrupts later" and number > 2):
-            if what == "interrupts":
-                child.write(**of_this, **rate(5.0), status="interrupted")
+        if what == "interrupts":
+            child.write(**of_this, **rate(5.0), status="interrupted")
+        if what == "interrupts" or (what == "interrupts later" and child.number > 2):
             raise KeyboardInterrupt
-    if what == "third is interrupted" and number == 3:
-        raise KeyboardInterrupt
     if what in ("killed", "stuck"):
         return {"killed": -9, "stuck": -signal.SIGALRM}[what]
+    if what == "fails":
+        child.write(**of_this, status="unsupported", note="not here")
+        return 1
     if is_together:
         of_this |= {"rates": " ".join(map(str, rates)), "stop_reason": "slices"}
-    device = {"device": "cuda" if what == "changes" and number > 1 else "cpu"}
+    device = {"device": "cuda" if what == "changes" and child.number > 1 else "cpu"}
     comparing = COMPARING if what == "killed in the comparison" else ""
-    child.write(**of_this, **rate(4.0 + number), note=comparing, **device)
-    if comparing:
-        return -9
-    if what == "no input" and number == 1:
+    child.write(**of_this, **rate(4.0 + child.number), note=comparing, **device)
+    if what == "no input" and child.number == 1:
         child.write(**of_this, scope="input", status="unsupported", note="no memory")
-        return 1
-    return 0
+    return -9 if comparing else 0
 
 
 @pytest.fixture
@@ -108,19 +100,16 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
         children.started.clear()
-        status = run.measure_command("image", None, report.describe_run)
+        status = run.measure_command("image", None, None, report.describe_run)
         asked = [child.environ["MODEL"] for child in children.started]
-        return (
-            status,
-            capfd.readouterr().out,
-            asked,
-            tables.to_rows(tables.combine(tables.load([tmp_path / "m.csv"], pytest.fail))),
-        )
+        rows = tables.to_rows(tables.combine(tables.load([tmp_path / "m.csv"], pytest.fail)))
+        return status, capfd.readouterr().out, asked, rows
 
     return call
 
 
-def test_three_processes_give_one_result(run_all, tmp_path):
+def test_three_processes_give_one_result(run_all, children, monkeypatch, tmp_path):
+    monkeypatch.setattr(environment.platform, "libc_ver", lambda: ("glibc", "2.36"))
     status, out, asked, (row,) = run_all("ok")
     assert (status, out.count("added to ")) == (0, 1)
     assert asked == ["ok"] * 3
@@ -131,6 +120,8 @@ def test_three_processes_give_one_result(run_all, tmp_path):
         (str(number), str(4 + number), "") for number in range(1, 4)
     ]
     assert len({row["run_id"] for row in stored}) == 1
+    assert "MALLOC_TRIM_THRESHOLD_" in children.started[0].environ
+    assert not row["allocator"]  # it is not the user's
     assert (row["machine"], row["device_name"], row["schema"]) == ("m", row["cpu_name"], "2")
 
 
@@ -143,10 +134,10 @@ def test_a_combination_that_fails_runs_once(run_all):
     assert run_all("typo", "ok", RUNS="1")[3][-1]["status"] == "ok"
 
 
-def test_a_process_that_runs_on_another_device_than_the_first_ends_its_run(run_all, caplog):
-    _, _, asked, (row,) = run_all("changes")
-    assert (len(asked), row["device"], row["process_rates"]) == (2, "cpu", "5")
-    assert "cuda" in caplog.messages[-1]
+def test_a_process_that_runs_on_another_device_than_the_first_ends_its_run(run_all, tmp_path):
+    with pytest.raises(SettingError, match="only cuda"):
+        run_all("changes")
+    assert [(row["process"], row["device"]) for row in read_rows(tmp_path / "m.csv")] == [("1", "cpu")]
 
 
 def test_a_misspelt_image_model_is_told_before_anything_runs(children):
@@ -215,7 +206,7 @@ def test_a_child_that_dies_in_the_comparison_keeps_its_row_and_says_so(run_all):
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):
-    status, _, asked, (row,) = run_all("third is interrupted", "ok")
+    status, _, asked, (row,) = run_all("interrupts later", "ok")
     assert (status, len(asked)) == (130, 3)  # no other combination is started
     assert (row["status"], row["process_rates"]) == ("ok", "5 6")
     status, _, _, rows = run_all("interrupts")
@@ -255,38 +246,34 @@ def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
     assert "BATCH_SIZE=2 " not in out
 
 
-def test_without_room_for_two_they_run_one_after_the_other(compare, caplog):
-    status, _, rows, events = compare("ok", "too large")
-    assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, [5, 5])
-    assert events[-4:] == [(1, "works")] * 2 + [(2, "works")] * 2  # begins, and measures
+@pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("never fits", [5, 0])])
+def test_without_room_for_two_they_run_one_after_the_other(compare, caplog, last, counts):
+    status, _, rows, events = compare("ok", last)
+    assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, counts)
+    assert events[-2:] == [(1 + bool(counts[1]), "works")] * 2  # begins, and measures
     assert "one at a time" in caplog.text
 
 
 @pytest.mark.parametrize(
-    ("environ", "library", "card", "keeps"),
+    ("environ", "use_gpu", "library", "card", "keeps"),
     [
-        ({}, "glibc", None, True),
-        ({"USE_GPU": "0"}, "glibc", Card("NVIDIA H200"), True),
-        ({"USE_GPU": ""}, "glibc", Card("NVIDIA H200"), False),
-        ({"MALLOC_TOP_PAD_": "268435456"}, "glibc", None, False),
-        ({}, "", None, False),  # musl, or macOS
+        ({}, None, "glibc", None, True),
+        ({}, False, "glibc", Card("NVIDIA H200"), True),
+        ({}, None, "glibc", Card("NVIDIA H200"), False),
+        ({"MALLOC_TOP_PAD_": "268435456"}, None, "glibc", None, False),
+        ({}, None, "", None, False),  # musl, or macOS
     ],
 )
-def test_glibc_keeps_memory_in_each_process_on_a_cpu(run_all, children, monkeypatch, environ, library, card, keeps):
+def test_glibc_keeps_memory_on_a_cpu(monkeypatch, environ, use_gpu, library, card, keeps):
     monkeypatch.setattr(environment.platform, "libc_ver", lambda: (library, "2.36"))
     monkeypatch.setattr(environment, "find_card", lambda: card)
-    monkeypatch.delenv("USE_GPU", raising=False)
-    environ = {name: text for name, text in ({"BATCH_SIZE": "1,2", "RUNS": "1"} | environ).items() if text}
-    *_, rows = run_all("ok/ok", **environ)
-    assert {"MALLOC_TRIM_THRESHOLD_" in child.environ for child in children.started} == {keeps}
-    assert not any("MALLOC_TRIM_THRESHOLD_" in row["allocator"] for row in rows)  # it is not the user's
+    assert bool(environment.keep_memory(environ, use_gpu)) == keeps
 
 
 @pytest.mark.parametrize(
     ("models", "stored"),
     [
         (("ok", "interrupts", "ok"), [("interrupts", "5")]),
-        (("fails", "interrupts"), [("fails", ""), ("interrupts", "5")]),
         (("ok", "interrupts later"), [("ok", "5"), ("interrupts later", "6")]),
     ],
 )
@@ -294,12 +281,6 @@ def test_ctrl_c_in_a_slice_keeps_what_was_complete(compare, children, models, st
     status, _, rows, _ = compare(*models)
     assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
     assert all(child.exit_status is not None for child in children.started if child.progress)
-
-
-def test_a_combination_that_never_fits_is_left_out(compare):
-    _, _, rows, events = compare("ok", "never fits", "ok", RUNS="2")
-    assert [row["status"] for row in rows] == ["ok", "out_of_memory", "ok"]
-    assert not [event for _, event in events[-6:] if event == "waits"]
 
 
 @pytest.mark.parametrize(
@@ -327,12 +308,9 @@ def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, gro
 
 def test_what_processes_log_is_shown_once(monkeypatch):
     terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(report, "sys", SimpleNamespace(stderr=terminal))
-    child = FakeChild(work, ["", ""], {})
     with report.progress(1) as show:
         for second in range(3):
-            show(child, [f"07:00:0{second}  WARNING: slow", "    raise Error"])
-    shown = [re.sub(r"^.*\r|\x1b.*?[A-Za-z]", "", line).strip() for line in terminal.getvalue().split("\n")]
-    assert [shown.count(text) for text in ("07:00:00  WARNING: slow", "raise Error")] == [1, 3]
+            show(FakeChild(work, ["", ""], {}), [f"07:00:0{second}  WARNING: slow", "    raise Error"])
+    assert [terminal.getvalue().count(text) for text in ("07:00:00  WARNING: slow", "raise Error")] == [1, 3]
     assert terminal.getvalue().count("WARNING") == 1

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bench.host.environment import name_machine
+from bench.process import BEGUN
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
 from bench.settings import DECLARED, is_used_in
@@ -42,6 +43,22 @@ def name_chip(row):
     """
     gpu_name = None if row["device"] in (None, "", "cpu", "mps") else row["device_name"]
     return name_machine(row["cpu_name"], row["cpu_id"], row["cpu_count"], gpu_name, row["gpu_cores"])
+
+
+def make_rows(host, lines, death=None, **of_run):
+    """Make the row of each work from its last line that has a result: typed cells.
+
+    Args:
+        lines: those of a child.
+        death: the status and the note of the row of what the child had begun when it died; None if it did not.
+        of_run: as of complete_row().
+    """
+    found = [line for line in lines if line.get("status", BEGUN) != BEGUN]
+    if death and lines and lines[-1].get("status") == BEGUN:
+        status, note = death
+        found.append(lines[-1] | {"status": status, "note": note})
+    rows = [complete_row(host, line, **of_run) for line in found]
+    return list({tuple(row[name] for name in WORK): row for row in rows}.values())
 
 
 def complete_row(host, line, **of_run):

@@ -43,15 +43,13 @@ LAUNCH_BOUND = 0.95
 
 @contextmanager
 def collection_disabled():
-    """Disable Python's garbage collection inside, and restore its state afterwards."""
-    was_enabled = gc.isenabled()
+    """Disable Python's garbage collection inside."""
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
 
 
 @dataclass
@@ -72,7 +70,6 @@ class Timer:
     sustain: float | None = None  # seconds of windows, instead of the three limits above
     least_seconds: float = 0.0  # of windows, before their interval can end the measurement
     clock: Any = time.perf_counter  # () -> wall seconds
-    on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
     watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
     windows: list[float] = field(default_factory=list)
     slices: list[float] = field(default_factory=list)
@@ -210,27 +207,24 @@ class Timer:
         while not reason:
             seconds = timed(self.session, self.clock, self.steps)
             now = self.clock()
-            self.add_window(now - last if self.is_stream else seconds)
+            self.windows.append(now - last if self.is_stream else seconds)
             last = now
+            if self.watch:
+                self.watch.look(self.items_per_step * self.steps * len(self.windows))
             reason = self.find_stop_reason(self.clock() - began)
         return reason
 
     def measure_slice(self, seconds):
-        """Time windows for so many seconds, after a step that is not timed: another process has worked before."""
+        """Time windows for so many seconds, after a step that is not timed: another process has worked before.
+
+        The watch does not look, because the energy counter has the work of the other processes, too.
+        """
         timed(self.session, self.clock, 1)
         begun = len(self.windows)
         while sum(self.windows[begun:]) < seconds:
-            self.add_window(timed(self.session, self.clock, self.steps))
+            self.windows.append(timed(self.session, self.clock, self.steps))
         self.slices.append(self.items_per_step * self.steps / statistics.median(self.windows[begun:]))
         return "slices"
-
-    def add_window(self, seconds):
-        """Keep the seconds of a window."""
-        self.windows.append(seconds)
-        if self.watch:
-            self.watch.look(self.items_per_step * self.steps * len(self.windows))
-        if self.on_window and not self.is_stream and len(self.windows).bit_count() == 1:
-            self.on_window(self.items_per_step * self.steps / statistics.median(self.windows))
 
     def find_stop_reason(self, elapsed):
         """Return why no other window follows, or "".

@@ -65,7 +65,7 @@ BUGS = {
     ),
     "a_peak_of_lucky_rates": Bug("tflops_sweep.py", "peak = sweep", "peak = best or sweep", ("tests/test_tflops.py",)),
     # make best
-    "believe_the_steps": Bug(BEST, "each.ratio.low <= 1", "False", SEARCHED),
+    "believe_the_steps": Bug(BEST, "self.final.ratio.low <= 1", "False", SEARCHED),
     # Slices
     "time_the_step_after_a_pause": Bug(
         WINDOWS, "        timed(self.session, self.clock, 1)\n        begun", "        begun", TIMING

@@ -65,14 +65,7 @@ class Lazy(Device):
 
 
 @pytest.mark.parametrize("seconds", [0.0003, 0.003, 0.020])
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {},
-        {"every": 10},
-        {"num_workers": 2, "queue_steps": 6},
-    ],
-)
+@pytest.mark.parametrize("attributes", [{}, {"every": 10}, {"num_workers": 2, "queue_steps": 6}])
 def test_a_framework_that_computes_only_some_steps_of_a_window_is_refused(seconds, attributes):
     fake = Lazy(seconds, **attributes)
     assert refusal(fake).status == "work_skipped"
@@ -118,6 +111,14 @@ def test_a_busy_machine_skips_nothing():
         check.check_steps_run(timer_of(fake), 9)
 
 
+def training(precision, matrices):
+    """Return a device whose matrices, {name: values}, are a function of the number of steps."""
+    fake = Device(Clock())
+    fake.context, fake.notes = SimpleNamespace(precision=precision), []
+    fake.matrices = lambda: matrices(fake.steps).items()
+    return fake
+
+
 @pytest.mark.parametrize(
     ("precision", "moved", "status"),
     [
@@ -126,26 +127,20 @@ def test_a_busy_machine_skips_nothing():
     ],
 )
 def test_weights_that_stay_where_they_were_are_refused(precision, moved, status):
-    fake = Device(Clock())
-    fake.context, fake.notes = SimpleNamespace(precision=precision), []
-    fake.matrices = lambda: [(str(i), np.full(3, fake.steps * (i < moved))) for i in range(10)]
+    fake = training(precision, lambda steps: {str(i): np.full(3, steps * (i < moved)) for i in range(10)})
     assert refusal(fake).status == status if status == "work_skipped" else run(fake).windows
     assert bool(fake.notes) == (status == "noted")
 
 
 @pytest.mark.parametrize("kind", ["lora_a", "lora_b"])
 def test_one_kind_of_adapters_that_stays_is_refused(kind):
-    fake = Device(Clock())
-    fake.context, fake.notes = SimpleNamespace(precision="bfloat16"), []
     names = [f"{i}.{name}" for i in range(10) for name in ("lora_a", "lora_b")]
-    fake.matrices = lambda: [(name, np.full(3, 0 if name.endswith(kind) else fake.steps)) for name in names]
+    fake = training("bfloat16", lambda steps: {name: np.full(3, steps * (not name.endswith(kind))) for name in names})
     assert kind in str(refusal(fake))
 
 
 def test_denormal_weights_are_noted():
-    fake = Device(Clock())
-    fake.context, fake.notes = SimpleNamespace(precision="float32"), []
-    fake.matrices = lambda: [("fc", np.float32([fake.steps, 1, 1e-40, 1]))]
+    fake = training("float32", lambda steps: {"fc": np.float32([steps, 1, 1e-40, 1])})
     run(fake)
     assert "fc" in fake.notes[0]
 
@@ -166,10 +161,8 @@ def test_a_step_that_was_compiled_again_is_flagged():
 def test_windows_begin_when_the_pace_is_steady():
     result = run(Device(Clock(), work=lambda i: 0.300 if i == 0 else 0.010 * (1 + 4 * max(0.0, 1 - i / 200))))
     assert result.first_step_seconds == pytest.approx(0.300, rel=0.05)
-    assert result.step_seconds_median == pytest.approx(0.010, rel=0.01)
     assert result.seconds == pytest.approx(0.010 * result.items, rel=0.01)
-    assert "drift" not in result.flags
-    assert result.warmup_seconds > 4
+    assert (result.flags, result.warmup_seconds > 4) == ("", True)
     result = run(Device(Clock(), work=lambda i: 0.010 * 1.01**i), max_seconds=3)
     assert result.warmup_seconds == pytest.approx(6, rel=0.2)  # its time is over
 
@@ -225,18 +218,13 @@ def test_steps_counted_are_steps_executed(num_items, given):
     assert (result.flags, result.temperature_c) == ("contended", 61)
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_rests_while_measuring(enabled):
+def test_the_collector_rests_while_measuring():
     states = []
     fake = Device(Clock(), work=lambda i: states.append(gc.isenabled()) or (0.010 if i < 100 else 1 / 0))
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with pytest.raises(ZeroDivisionError):
-            run(fake)
-        assert gc.isenabled() == enabled
-        assert not any(states)
-    finally:
-        gc.enable()
+    with pytest.raises(ZeroDivisionError):
+        run(fake)
+    assert gc.isenabled()
+    assert not any(states)
 
 
 def interrupted_at(step, seconds=0.010):
@@ -287,13 +275,6 @@ def test_a_slice_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(s
     assert (found.stop_reason, found.flags, found.windows) == ("slices", "", 12 * windows)
 
 
-def test_rates_are_those_of_each_window_or_of_equal_groups():
-    few, many = run(steps_of(0.1)), run(steps_of(0.02), num_items=1000)
-    assert [len(each.rates.split()) for each in (few, many)] == [few.windows, 100]
-    assert many.windows > 300
-    assert [float(rate) for rate in few.rates.split()] == pytest.approx([10] * few.windows, rel=0.01)
-
-
 def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
     result = run(noisy(0.1, 0.4), max_seconds=10)
     assert (result.stop_reason, result.flags) == ("max_seconds", "")
@@ -342,8 +323,7 @@ def test_a_change_of_speed_is_flagged():
     assert has_drift([1.00, 1.01] * 15 + [1.15, 1.16] * 15)
     assert not has_drift([1.00, 1.16] * 30)
     assert not has_drift([1.0] * 30 + [1.05] * 30)
-    assert has_drift([1.02, 1.0, 1.01, 0.99, 2.03, 2.0, 1.98, 2.0])
-    assert not has_drift([1.0] * 3 + [2.0] * 3)  # too few to tell from chance
+    assert not has_drift([1.0] * 7 + [2.0] * 7)  # too few to tell from chance
     assert "drift" in run(Device(Clock(), work=lambda i: 0.1 * (1 + i / 100)), max_seconds=10).flags
 
 
@@ -437,21 +417,22 @@ def test_windows_of_a_pipeline_leave_nothing_out():
 
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
-    began, shown = [], []
+    began = []
     watch = SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None)
-    found = run(fake, on_window=shown.append, watch=watch)
+    found = run(fake, watch=watch)
     assert found.seconds == pytest.approx(fake.taken[-1] - began[0], abs=0.01)
     assert found.windows > 6
-    assert not shown
 
 
-@pytest.mark.parametrize(("seconds", "count"), [(61, 6), (2000, 100)])
-def test_a_sustained_run_has_a_rate_for_each_ten_seconds_or_a_hundred(seconds, count):
-    found = run(steps_of(0.1), items=2, sustain=seconds)
+@pytest.mark.parametrize(
+    ("limits", "count"), [({"sustain": 61}, 6), ({"sustain": 2000}, 100), ({"num_items": 20_000}, 100), ({}, None)]
+)
+def test_a_run_has_a_rate_for_each_window_or_ten_seconds_and_at_most_a_hundred(limits, count):
+    found = run(steps_of(0.1), items=2, **limits)
     rates = [float(rate) for rate in found.rates.split()]
-    assert (found.stop_reason, len(rates)) == ("sustain", count)
-    assert rates == pytest.approx([found.throughput] * count, rel=0.01)
-    assert found.seconds == pytest.approx(seconds, abs=0.5)
+    assert len(rates) == (count or found.windows)
+    assert rates == pytest.approx([found.throughput] * len(rates), rel=0.01)
+    assert found.seconds == pytest.approx(limits.get("sustain", found.seconds), abs=0.5)
 
 
 # The truth of five processes, whose speeds differ by 2 %
