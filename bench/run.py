@@ -232,7 +232,7 @@ def group_runs(runs):
     return list(groups.values())
 
 
-def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=bool):
+def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=lambda: False):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run. Store the rows of each round.
 
     A run without any result is left out of the rounds that follow.
@@ -362,4 +362,4 @@ def find_mistake(ended):
     """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
     if (death := ended.explain_death()) and not ended.lines:
         return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
-    return ended.lines[-1].get("mistake", "") if ended.lines else ""
+    return next((line["mistake"] for line in ended.lines if "mistake" in line), "")
