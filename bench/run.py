@@ -295,7 +295,7 @@ def read_round(children, rows_by_run, host, **of_round):
 def describe_process(run: Run, rows):
     """Describe the rates of a process in a line, or only their number if there are many, as in a sweep."""
     rates = "; ".join(map(report.describe_rate, rows)) if len(rows) <= MOST_LOGGED else f"{len(rows)} results"
-    choices = " ".join(f"{name}={text}" for name, text in run.choices.items())
+    choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)  # of a search, its own values
     return f"{choices or describe_work(rows[0])}: {rates}"
 
 
