@@ -143,7 +143,7 @@ class Search:
             self.path[self.fastest] = found[self.fastest]
         return bool(better)
 
-    def compare(self, candidates, count, is_over=bool):
+    def compare(self, candidates, count, is_over=lambda: False):
         """Measure candidates as a list is; return {candidate: its Comparison with the first one}."""
         rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = range(self.rounds + 1, self.rounds + count + 1)
@@ -197,13 +197,16 @@ class Search:
         path = [self.default] if is_slower or self.fastest in self.failures() else self.path
         return {each: tables.combine_rows(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
-    def describe_answer(self, steps):
-        """Return the lines of the answer(): the headline, each step, warnings, what failed or was not tried."""
+    def describe_answer(self):
+        """Return the lines of the answer: the headline, each step, warnings, what failed or was not tried."""
+        steps = self.answer()
         default, row = steps[self.default], list(steps.values())[-1]
-        words, gain = self.describe(self.fastest), describe_gain(self.final, "the default") if self.final else ""
-        headline = f"the default is the fastest; {words} was {gain}" if gain else "the default is the fastest"
+        words, headline = self.describe(self.fastest), "the default is the fastest"
         if len(steps) > 1:
+            gain = describe_gain(self.final, "the default") if self.final else ""
             headline = f"{gain or 'the fastest so far, without the last comparison'}: {words}"
+        elif self.final:
+            headline += f"; {words} was {describe_gain(self.final)} in the last comparison"
         where = f"{row['framework']} {row['framework_version']} on {row['device_name']}"
         lines = [f"{describe_work(default)}, {where}", headline]
         lines.append(f"  the default: {format_number(default['throughput'])} {row['unit']}")
@@ -232,7 +235,7 @@ def finish(search):
     steps = search.answer()
     if search.default not in steps:
         return False
-    print("\n".join(search.describe_answer(steps)))
+    print("\n".join(search.describe_answer()))
     run = search.find_run(list(steps)[-1])
     names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]

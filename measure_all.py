@@ -36,7 +36,6 @@ from bench.workloads.standard_set import STANDARD_SET
 LIMIT = 600  # seconds after which a process is ended, except the first one of each benchmark, which may compile
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
-UNFINISHED = ("crashed", "timed_out")  # such as by LIMIT on a busy machine: tried once more
 # Columns that agree in all processes of a run of the set.
 AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 AGREEING += ("cpu_id", "num_threads", "seed")
@@ -122,14 +121,12 @@ def list_processes(rows):
 def is_missing(run: Run, rows):
     """Return whether a run needs another process, because fewer than RUNS have an undisturbed result.
 
-    It needs none after a failure, but what crashed or timed out is tried once more, nor after twice RUNS processes.
+    It needs none after two failures, nor after twice RUNS processes.
     """
-    processes = list_processes(rows)
-    failed = [each for each in processes if not has_result(each)]
-    if len(failed) > 1 or any(each[-1]["status"] not in UNFINISHED for each in failed):
-        return False
-    sound = [each for each in processes if has_result(each) and not any(map(disturbing_flags, each))]
-    return len(sound) < run.settings.runs and len(processes) - len(failed) < 2 * run.settings.runs
+    measured = [each for each in list_processes(rows) if has_result(each)]
+    failures = len(list_processes(rows)) - len(measured)
+    sound = [each for each in measured if not any(map(disturbing_flags, each))]
+    return len(sound) < run.settings.runs and failures < 2 and len(measured) < 2 * run.settings.runs
 
 
 def measure_benchmarks(benchmarks, blank, host, folder):

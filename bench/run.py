@@ -236,7 +236,7 @@ def group_runs(runs):
     return list(groups.values())
 
 
-def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=bool):
+def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=lambda: False):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run. Store the rows of each round.
 
     A run without any result is left out of the rounds that follow.
@@ -299,7 +299,7 @@ def read_round(children, rows_by_run, host, **of_round):
 def describe_process(run: Run, rows):
     """Describe the rates of a process in a line, or only their number if there are many, as in a sweep."""
     rates = "; ".join(map(report.describe_rate, rows)) if len(rows) <= MOST_LOGGED else f"{len(rows)} results"
-    choices = " ".join(f"{name}={text}" for name, text in run.choices.items())
+    choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)  # of a search, its own values
     return f"{choices or describe_work(rows[0])}: {rates}"
 
 
@@ -366,4 +366,4 @@ def find_mistake(ended):
     """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
     if (death := ended.explain_death()) and not ended.lines:
         return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
-    return ended.lines[-1].get("mistake", "") if ended.lines else ""
+    return next((line["mistake"] for line in ended.lines if "mistake" in line), "")

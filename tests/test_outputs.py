@@ -49,18 +49,15 @@ def print_best(*_):
         cells = {} if each == default else fast
         search.rows[each] = [rows.measure(rate + i, rows.ON_CPU, cells) | {"process": i} for i in range(count)]
     search.rows[failed] = [rows.ROW | rows.FAILED]
-    search.path = [default, second, third]
-    gains = (
-        replace(rows.FASTER, ratio=Rate(1.91, 1.9, 1.92), pairs=3),
-        replace(rows.FASTER, ratio=Rate(1.37, 1.36, 1.38)),
-    )
-    search.gains = dict(zip((second, third), gains, strict=True))
+    search.path[second] = replace(rows.FASTER, ratio=Rate(1.91, 1.9, 1.92), pairs=3)
+    search.path[third] = replace(rows.FASTER, ratio=Rate(1.37, 1.36, 1.38))
+    search.fastest = third
     for final in (
         replace(rows.FASTER, ratio=Rate(2.6, 2.58, 2.62)),
         replace(rows.FASTER, ratio=Rate(1, 0.99, 1.02)),
         None,
     ):
-        search.final = {third: final} if final else {}
+        search.final = final
         print("\n".join(search.describe_answer()), end="\n\n")
 
 
