@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from dataclasses import replace
 
 from bench import child, process
@@ -26,14 +27,12 @@ from bench.records.combine import combine, compare_runs, read_stored
 from bench.records.rows import complete_row
 from bench.settings import (
     COMPARED,
-    FRAMEWORKS,
+    LACKS,
     PARTS,
     ROOT,
     WORKLOADS,
     Run,
     SettingError,
-    is_used,
-    new_id,
     parse_settings,
     read_runs,
 )
@@ -122,7 +121,7 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     lines = []
-    if command not in WORKLOADS or not FRAMEWORKS[parse_settings(command, os.environ).framework].runs_on_many:
+    if command not in WORKLOADS or "num_devices" in LACKS[parse_settings(command, os.environ).framework]:
         ranks.refuse_ranks(f"make {command}")
     os.environ["NUM_DEVICES"] = str(me.world_size)  # settings that need a single device are refused
     run, *others = read_runs(command)
@@ -241,7 +240,7 @@ def group_runs(runs):
     for run in runs:
         is_single = not can_be_compared(run) or not compared
         same = tuple(run.choices[name] for name in run.choices if is_single or name != compared)
-        if not is_single and is_used("scope", run.command) and not run.settings.scope:
+        if not is_single and run.command == "image" and not run.settings.scope:
             run = run.with_settings(SCOPE="device")
         groups.setdefault((is_single, same), []).append(run)
     return list(groups.values())
@@ -261,7 +260,7 @@ def measure_rounds(runs, host, show, numbers, limit=math.inf):
     Raises:
         SettingError: a mistake that only a child finds, such as a MODEL that resembles no known one; a full disk.
     """
-    group = new_id() if len(runs) > 1 else ""
+    group = uuid.uuid4().hex[:12] if len(runs) > 1 else ""
     is_together = len(runs) > 1
     devices = {}
     for number in numbers:
