@@ -18,9 +18,9 @@ from bench.host import environment, meters, resources
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError
 from bench.timing import windows
-from bench.workloads import cifar10
+from bench.workloads import cifar10, data
 from bench.workloads.workload import Workload
-from image_benchmark import ImageSizes, image_batches
+from image_benchmark import ImageSizes
 from mlp_benchmark import mlp_workload
 from tests.fakes import Clock
 from tests.frameworks import on_numpy
@@ -33,7 +33,7 @@ def tiny_workload(settings):
         model=settings.model,
         unit="images",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(image_batches, sizes),
+        make_batches=functools.partial(data.image_batches, sizes),
         loss="cross_entropy",
         sizes=sizes,
         parameters=1920,

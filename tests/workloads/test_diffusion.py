@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-import diffusion_benchmark
 from bench.settings import read_settings
+from bench.workloads import data
 from diffusion_benchmark import DENOISERS, diffusion_workload
 
 
@@ -28,7 +28,7 @@ def test_a_latent_image_has_its_time_its_prompt_and_its_noise():
 
 def test_tokens_of_flux_know_their_place():
     flux = replace(DENOISERS["flux.2-klein-4b"], image_size=64)
-    latents, times, prompt, places, numbers, noise = diffusion_benchmark.noise_batches(flux, 2, 0)[0]
+    latents, times, prompt, places, numbers, noise = data.noise_batches(flux, 2, 0)[0]
     assert latents.shape == noise.shape == (2, 16, 128)
     assert prompt.shape == (2, 512, 7680)
     assert places[1].tolist() == [[0, row, column, 0] for row in range(4) for column in range(4)]

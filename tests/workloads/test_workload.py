@@ -1,6 +1,5 @@
 """Names, parameters and FLOPs of MLPs and encoders, against published figures."""
 
-import importlib
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,7 @@ from bench.settings import SettingError, read_settings
 from bench.workloads.standard_set import STANDARD_SET
 from image_benchmark import image_workload
 from mlp_benchmark import hidden_widths, mlp_counts
+from tests.fakes import workload_of_command
 from transformer_benchmark import ENCODERS, encoder_counts
 
 
@@ -25,13 +25,18 @@ from transformer_benchmark import ENCODERS, encoder_counts
     ],
 )
 def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
-    make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
-    assert make(read_settings(command, {"MODEL": asked}).on("cuda")).model == model
+    assert workload_of_command(command, read_settings(command, {"MODEL": asked}).on("cuda")).model == model
 
 
 def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
     sizes = (read_settings("image", {"MODEL": "vit_b_16", "IMAGE_SIZE": side}) for side in ("224", "256"))
     assert [image_workload(settings).parameters for settings in sizes] == [86_567_656, None]
+
+
+@pytest.mark.parametrize(("command", "model"), [("image", "resnet51"), ("llm", "llama"), ("mlp", "resnet50")])
+def test_an_unknown_model_is_refused_with_known_ones(command, model):
+    with pytest.raises(SettingError, match=f"MODEL='{model}' .*(resnet50|llama-3.2-1b|mlp-5x1024)"):
+        workload_of_command(command, read_settings(command, {"MODEL": model}))
 
 
 def test_an_mlp_name_gives_its_layers():
