@@ -374,7 +374,7 @@ def check_compatible(command, settings, environ):
 def check_used(command, runs, environ):
     """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
     used = settings_of(command)
-    for name in (name for name in DECLARED if name.upper() in environ):
+    for name in [name for name in DECLARED if name.upper() in environ]:
         given = f"{name.upper()}={environ[name.upper()]!r}"
         if command == "all" and name not in used:
             raise SettingError(f"{given} would change the work of `make all`: unset {name.upper()}")
