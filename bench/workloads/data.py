@@ -15,7 +15,7 @@ JPEG_FILES = 256
 POOL_NUMBERS = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
-SHARE = np.float32(0.5**0.5)  # of the noise, and of the colour: each has half of the variance
+SHARE = 0.5**0.5  # of the noise, and of the colour: each has half of the variance
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
