@@ -96,14 +96,12 @@ def llm_workload(settings):
     is_generation = settings.phase in GENERATION
     if decoder.num_experts > 1 and not is_generation:
         raise SettingError(f"PHASE={settings.phase!r} is not measured for {model}: set PHASE=prefill,decode")
-    tokens = settings.prompt_tokens
-    names = f"PROMPT_TOKENS='{tokens}'"
-    if settings.phase == "decode":
-        tokens = settings.depth + settings.new_tokens
-        names = f"DEPTH='{settings.depth}' and NEW_TOKENS='{settings.new_tokens}'"
-    if tokens > decoder.max_position_embeddings:
-        most = decoder.max_position_embeddings
-        raise SettingError(f"{names} need {tokens} positions, and {model} has {most}: set fewer")
+    lengths = ("depth", "new_tokens") if settings.phase == "decode" else ("prompt_tokens",)
+    tokens = sum(getattr(settings, name) for name in lengths)
+    most = decoder.max_position_embeddings
+    if tokens > most:
+        given = " and ".join(f"{name.upper()}='{getattr(settings, name)}'" for name in lengths)
+        raise SettingError(f"{given} need {tokens} positions, and {model} has {most}: set fewer")
     # The scales of quantised weights are not counted, so that nothing that fits is refused.
     weight_bytes = count_parameters(decoder) * (settings.weight_bits or 8 * BYTES[settings.precision]) // 8
     make_batches = functools.partial(data.token_batches if is_generation else data.shifted_batches, decoder.vocab_size)
@@ -126,19 +124,17 @@ def generation(decoder, settings, tokens, weight_bytes):
 
     A step of decode reads, besides the weights, each sequence's cache at its mean length.
     """
+    is_prefill = settings.phase == "prefill"
     size = settings.batch_size
     depth = settings.depth or 0
     new = tokens - depth
-    cache = size * cache_bytes(decoder, tokens, settings.precision)
-    if settings.phase == "prefill":
-        step = {"items_per_step": size * new, "item_bytes": 8}  # int64
-    else:
-        mean_cache = size * cache_bytes(decoder, 2 * depth + new + 1, settings.precision) // 2
-        step = {"items_per_step": size, "item_bytes": 8 * tokens, "bytes_per_step": mean_cache}
-    logits = 1 if settings.phase == "prefill" else new
-    return step | {
-        "flops_per_item": forward_flops(decoder, new, depth, logits) // new,
-        "resident_bytes": weight_bytes + cache,
+    mean_cache = size * cache_bytes(decoder, 2 * depth + new + 1, settings.precision) // 2
+    return {
+        "items_per_step": size * new if is_prefill else size,
+        "item_bytes": 8 if is_prefill else 8 * tokens,  # int64
+        "flops_per_item": forward_flops(decoder, new, depth, logits=1 if is_prefill else new) // new,
+        "resident_bytes": weight_bytes + size * cache_bytes(decoder, tokens, settings.precision),
+        "bytes_per_step": None if is_prefill else mean_cache,
         "columns": {"data": "synthetic"},
     }
 

@@ -361,8 +361,9 @@ def check_compatible(command, settings, environ):
     rows = [*EXCLUDED]
     for name, some in LACKS[settings.framework].items():
         able = next(each for each in LACKS if name not in LACKS[each])
-        fix = f"set FRAMEWORK={able}" + (f", or unset {name.upper()}" if name != "command" else "")
-        rows.append(({"framework": (settings.framework,), name: some}, f"it lacks that here: {fix}"))
+        reason = f"{FRAMEWORKS[settings.framework]} lacks that here: set FRAMEWORK={able}"
+        reason += f", or unset {name.upper()}" if name != "command" else ""
+        rows.append(({"framework": (settings.framework,), name: some}, reason))
     for excluded, reason in rows:
         if all(matches(values[name], some) for name, some in excluded.items()):
             names = [name for name in excluded if name != "command"]

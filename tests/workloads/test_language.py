@@ -1,17 +1,16 @@
 """Shapes, counts and bytes of language models, against published figures and against sums."""
 
-from dataclasses import replace
+import functools
 
 import numpy as np
 import pytest
 
 import llm_benchmark
-from bench.settings import SettingError, read_settings
-from llm_benchmark import DECODERS, llm_workload
+from bench.settings import SettingError
+from llm_benchmark import DECODERS
+from tests import fakes
 
-
-def describe(**environ):
-    return llm_workload(read_settings("llm", environ).on("cpu"))
+describe = functools.partial(fakes.describe, "llm")
 
 
 # The safetensors of each repository, a tied table counted once.
@@ -89,9 +88,8 @@ def test_lora_trains_as_many_parameters_as_published_and_its_phases_add_up():
     lora = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", OPTIMIZER="sgd")
     assert lora.parameters == 6_815_744
     assert lora.resident_bytes == 4 * (8_030_261_248 + 2 * 6_815_744)
-    settings = read_settings("llm", {"PHASE": "training", "LORA_RANK": "8"}).on("cpu")
-    phases = [replace(settings, phase=phase) for phase in ("forward", "backward", "training", "optimizer")]
-    forward, backward, training, optimizer = (llm_workload(each).flops_per_item for each in phases)
+    phases = [describe(PHASE=phase, LORA_RANK="8") for phase in ("forward", "backward", "training", "optimizer")]
+    forward, backward, training, optimizer = (workload.flops_per_item for workload in phases)
     assert training == forward + backward
     assert forward < backward < 1.2 * forward  # frozen weights need no gradients
     assert optimizer is None
