@@ -22,9 +22,9 @@ from itertools import pairwise
 
 from bench import process
 from bench.host.ranks import refuse_ranks
-from bench.records import report, results
+from bench.records import report, results, tables
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
-from bench.records.combine import combine, compare_runs, is_failure
+from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, read_machine
 from bench.settings import PARTS, Run, SettingError, read_runs, settings_of
 
@@ -174,7 +174,7 @@ class Search:
 
     def failures(self):
         """Return {candidate: row} of those whose last process failed."""
-        return {each: rows[-1] for each, rows in self.rows.items() if is_failure(rows[-1])}
+        return {each: rows[-1] for each, rows in self.rows.items() if rows[-1]["status"] not in ("ok", "interrupted")}
 
     def describe(self, candidate, before=None):
         """Describe how a candidate differs from another one, or from the default."""
@@ -194,7 +194,7 @@ class Search:
         """
         is_slower = any(each.ratio.low <= 1 for each in self.final.values())
         path = self.path[:1] if is_slower or self.path[-1] in self.failures() else self.path
-        return {each: combine(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
+        return {each: tables.combine_rows(self.rows[each])[0] for each in path if has_result(self.rows.get(each, []))}
 
     def describe_answer(self):
         """Return the lines of the answer: the headline, each step, warnings, what failed or was not tried."""

@@ -1,13 +1,12 @@
 """Compare machines: all of them in tables, or two of them, or two versions on one machine, row by row.
 
     make compare                                # the standard set on all machines, in Markdown
-    make compare A=amd-epyc-2-cores B=nvidia-h200
+    make compare A=amd-epyc-25-17-2-cores B=nvidia-h200
     make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by words of its name
     make compare A=before.csv B=after.csv
 
-Ratios are B over A: above 1, B is faster. A result of one process has a ratio but no verdict, because a single process
-does not show how much processes differ; nor has one of the same machine with another setup. The verdict is "cannot
-tell" if the intervals overlap, or if other programs or swapping disturbed a result.
+Ratios are B over A: above 1, B is faster. A verdict needs three undisturbed processes on each side, because a single
+process does not show how much processes differ; it is "cannot tell" if the intervals overlap.
 
 The exit status is 4 if the same chip does a work more than 5 % slower in B, by the medians of at least five processes
 on each side. If both are equally fast, this happens in up to 1.5 % of the comparisons.
@@ -22,18 +21,15 @@ from pathlib import Path
 
 from bench import process
 from bench.plots import table
-from bench.records import columns, likeness, peaks, report, results, tables
-from bench.records.columns import disturbing_flags, format_number
-from bench.records.combine import convert, read_stored
-from bench.records.likeness import describe_how, work_of
+from bench.records import columns, likeness, report, results, tables
+from bench.records.columns import WORKLOADS, format_number
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings, slug
 
 SLOWER = 4  # the exit status
 ACCEPTED = 0.95  # the least ratio with the exit status 0
 MOST_NAMED = 5  # rows, or differences, in a remark
-OF_THE_BEST = ("matrix_size", "memory_format", "batch_size")  # how a machine reaches its peak
-ORDER = columns.COLUMNS["workload"].holds  # of the workloads in a table
+OF_THE_BEST = ["matrix_size", "memory_format", "batch_size"]  # how a machine reaches its peak
 LAYOUT = "  {:>7}  {:<16}  {:<15}  {:>8}  {:>8}  {}"
 TITLES = ("B / A", "interval", "B is", "A", "B", "unit [flags]")
 
@@ -42,104 +38,88 @@ def warn(line):
     print(line, file=sys.stderr)
 
 
-def find_file(name, folder):
-    """Return the path of the file that A or B names, or the machine, also as pages write it; None if there is none."""
-    paths = [Path(os.path.expanduser(name)), folder / f"{name}.csv"]
-    with suppress(ValueError):
-        paths.append(folder / f"{slug(name)}.csv")
-    return next(filter(Path.is_file, paths), None)
-
-
 def read_side(side, environ, folder):
-    """Read the file or the published results that A or B names; returns lines of tables.latest()."""
-    name = environ.get(side, "").strip()
-    path = find_file(name, folder)
-    if path:
-        rows = [row for row in map(convert, results.read(path, warn)) if not row["source"]]
+    """Return the results that count of the file, the machine or the published device that A or B names: lines, dicts.
+
+    Those of an own file are in the order of time, published ones in that of their rates.
+    """
+    typed = environ.get(side, "").strip()
+    paths = [Path(os.path.expanduser(typed)), folder / f"{typed}.csv"]
+    with suppress(ValueError):
+        paths.append(folder / f"{slug(typed)}.csv")  # as pages write it
+    if path := next(filter(Path.is_file, paths), None):
+        lines = tables.latest(tables.combine(tables.load([path], warn)))
+        lines = lines[~lines["published"]]
     else:
-        rows = find_published(side, name, folder)
-        known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
-        wrong = f"{side}={name!r} must be" if name else f"{side} is not set, and A and B are compared: set it, too, to"
-        if not rows:
+        lines = tables.read(folder, warn=lambda line: None)
+        lines = lines[lines["published"] & (lines["status"] == "ok")].sort_values("value", kind="stable")
+        name = likeness.find_name(side, typed, dict.fromkeys(lines["device_name"])) if typed else None
+        lines = lines[lines["device_name"] == name]
+        if lines.empty:
+            known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
+            wrong = f"{side}={typed!r} must be" if typed else f"{side} is not set, and A and B are compared: set it to"
             raise SettingError(f"{wrong} a CSV file or a machine in {folder.name}/: one of {known}")
-    lines = tables.latest(tables.to_frame(rows))
-    lines = lines.loc[lines["value"] > 0]
-    lines = lines if path else lines.sort_values("value")
+    lines = lines[lines["value"] > 0]
     if lines.empty:
-        raise SettingError(f"{side}={name!r} has no results to compare: name another file")
+        raise SettingError(f"{side}={typed!r} has no results to compare: name another file")
     return lines.to_dict("records")
 
 
-def find_published(side, typed, folder):
-    """Return the valid published results of the machine that A or B names."""
-    found = [row for row in read_stored(folder) if row["source"] and row["status"] == "ok"]
-    name = likeness.find_name(side, typed, dict.fromkeys(row["device_name"] for row in found)) if typed else None
-    return [row for row in found if row["device_name"] == name]
-
-
-def pair_lines(a, b, names):
+def pair_lines(a, b, kinds):
     """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each.
 
-    What is left is paired across frameworks, or with the fastest published result, at the end.
+    What is left is paired with the same work in another framework, or that others published, at the end.
+
+    Args:
+        a, b: lines, dicts.
+        kinds: ["kind"] if each kind of device is to be compared with its like, else [].
     """
-    pairs = []
-    ours = group_by_work(a, names)
-    for key, others in group_by_work(b, names).items():
-        if mine := ours.get(key):
-            both = [(line, other) for other in others for line in mine]
-            pairs.append(([pair for pair in both if is_same_setup(*pair)] or both)[-1])
-
-    def work(line):
-        return work_of(line), line["kind"] if "kind" in names else ""
-
-    paired = {work(line) for line, _ in pairs}
-    ours, theirs = ({work(line): line for line in side} for side in (a, b))
-    others = [(ours[each], line) for each, line in theirs.items() if each in ours and each not in paired]
-    return pairs + [pair for pair in others if is_published(*pair) or pair[0]["framework"] != pair[1]["framework"]]
+    pairs = {}
+    for names in (columns.WORK, [*columns.WORK, *columns.SETUP]):
+        ours, theirs = (group_lines(side, [*kinds, *names]) for side in (a, b))
+        for key, line in theirs.items():
+            if key in ours:
+                pairs[key[: len(kinds) + len(columns.WORK)]] = ours[key], line
+    names = [*kinds, "work"]
+    paired = group_lines([line for line, _ in pairs.values()], names)
+    ours, theirs = (group_lines(side, names) for side in (a, b))
+    others = [(ours[key], theirs[key]) for key in theirs if key in ours and key not in paired]
+    others = [pair for pair in others if is_published(*pair) or pair[0]["framework"] != pair[1]["framework"]]
+    return sorted([*pairs.values(), *others], key=lambda pair: WORKLOADS.index(pair[1]["workload"]))
 
 
-def group_by_work(lines, names):
-    """Group lines by the cells of these names. A peak is the best of its machine, at any size and by any operator."""
-    works = {}
-    for line in lines:
-        left_out = OF_THE_BEST if line["model"] == "matmul-peak" else ()
-        works.setdefault(tuple(line[name] for name in names if name not in left_out), []).append(line)
-    return works
+def group_lines(lines, names):
+    """Return {cells of these names: the last line that has them}."""
+    return {tuple(map(say_best(line).get, names)): line for line in lines}
+
+
+def say_best(line):
+    """Return a line without what does not tell a peak: it is the best of its machine, at any size, by any operator."""
+    return line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
 
 
 def is_published(a, b):
     return a["published"] or b["published"]
 
 
-def is_same_setup(a, b):
-    return all(a[name] == b[name] for name in columns.SETUP)
-
-
 def compare(a, b):
-    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}."""
+    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}.
+
+    There is no interval and no verdict below ENOUGH processes, nor of disturbed ones.
+    """
     few = min(a["processes"], b["processes"])
     # The value of an operator is TFLOP/s.
     ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
-    ratio = ratio if few > 1 else Rate(ratio.throughput)
-    if disturbing_flags(a) or disturbing_flags(b):
-        verdict = "cannot tell"
-    elif is_published(a, b):
-        verdict = "published"
-    elif a["framework"] != b["framework"]:
-        verdict = "other framework"
-    elif peaks.chip_of(a) == peaks.chip_of(b) and not is_same_setup(a, b):
-        verdict = "other setup"
-    else:
-        verdict = verdict_of(ratio) if few > 1 else ""
-    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict}
+    is_sound = few >= tables.ENOUGH and not (a["disturbed"] or b["disturbed"] or is_published(a, b))
+    ratio = ratio if is_sound else Rate(ratio.throughput)
+    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict_of(ratio) if is_sound else ""}
 
 
 def describe_pair(line, *others):
     """Describe the work of lines, with the framework and the kinds of device: a file may have that of both kinds."""
     kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
     frameworks = dict.fromkeys(each["framework"] for each in (*others, line))
-    what = line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
-    return f"{columns.describe_work(what)}, {' and '.join(frameworks)} on {' and '.join(kinds)}"
+    return f"{columns.describe_work(say_best(line))}, {' and '.join(frameworks)} on {' and '.join(kinds)}"
 
 
 def format_ratio(ratio):
@@ -157,39 +137,35 @@ def describe_ratio(line):
     figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
     texts = [report.wrap(describe_pair(line["b"], line["a"]), "  "), figures]
     if is_published(line["a"], line["b"]):
-        sides = [f"{side.upper()}: {describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
+        sides = [f"{side.upper()}: {likeness.describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
         texts.append(report.wrap(f"    {'; '.join(sides)}", "    "))
     return "\n".join(texts)
 
 
 def describe_medians(lines):
-    """Describe the median ratio of all lines, and by workload."""
-    ratios = {"median ratio": [line["ratio"].throughput for line in lines]}
+    """Describe the median ratio of all undisturbed lines, and by workload."""
+    ratios = {}
     for line in lines:
-        ratios.setdefault(line["b"]["workload"], []).append(line["ratio"].throughput)
+        if not (line["a"]["disturbed"] or line["b"]["disturbed"]):
+            for name in ("median ratio", line["b"]["workload"]):
+                ratios.setdefault(name, []).append(line["ratio"].throughput)
     return ", ".join(f"{name} {format_ratio(statistics.median(some))}" for name, some in ratios.items())
 
 
 def is_slower(line):
-    """Return whether the same chip is so much slower in B, by enough processes of each, that it is hardly chance."""
+    """Return whether the same machine is so much slower in B, by enough processes of each, that it is hardly chance."""
     is_clear = line["verdict"] == "slower" and line["few"] >= ENOUGH_PAIRS
-    is_same_chip = all(line["a"][name] == line["b"][name] for name in ("device", "device_name", "cpu_id"))
-    return is_clear and is_same_chip and line["ratio"].throughput < ACCEPTED
+    is_same = all(line["a"][name] == line["b"][name] for name in ("device_name", "cpu_id", "framework", *columns.SETUP))
+    return is_clear and is_same and line["ratio"].throughput < ACCEPTED
 
 
 def list_remarks(a, b, lines):
-    """List sentences: verdicts that are wrong by chance, one machine at two times, versions, work of only one side."""
+    """List sentences: verdicts that are wrong by chance, versions and setups that differ, work of only one side."""
     remarks = []
-    if few := sum(1 < line["few"] < ENOUGH_PAIRS for line in lines):
+    if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
         # All rates of one side are above all of the other one in 2 of 20 orders.
-        why = "if A and B are equally fast, 10 % of the verdicts on three processes each are wrong by chance"
-        remarks.append(f"fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)}): {why}")
-    if ones := sum(not line["verdict"] for line in lines):
-        why = "no verdict, because processes differ: measure with RUNS=5"
-        remarks.append(f"one process ({ones} of {len(lines)}): {why}")
-    if same := sum(peaks.chip_of(line["a"]) == peaks.chip_of(line["b"]) for line in lines):
-        why = "A and B were measured one after the other, so what changed in between counts as well"
-        remarks.append(f"one machine ({same} of {len(lines)}): {why}; a list such as COMPILE=0,1 is interleaved")
+        why = f"if A and B are equally fast, 10 % of these are wrong by chance, fewer with RUNS={ENOUGH_PAIRS}"
+        remarks.append(f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)}): {why}")
     own = [line for line in lines if not is_published(line["a"], line["b"])]
     details = {}
     for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
@@ -197,11 +173,11 @@ def list_remarks(a, b, lines):
         shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
         details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
     compared = {describe_pair(line[side]) for line in lines for side in "ab"}
-    for side, one, other in (("A", a, b), ("B", b, a)):
-        only = [(ORDER.index(one[work][-1]["workload"]), describe_pair(one[work][-1])) for work in one.keys() - other]
-        details[f"only in {side}"] = [words for _, words in sorted(only) if words not in compared]
-    remarks += [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
-    return remarks
+    for side, some in (("A", a), ("B", b)):
+        ordered = sorted(some, key=lambda line: WORKLOADS.index(line["workload"]))
+        words = dict.fromkeys(map(describe_pair, ordered))
+        details[f"only in {side}"] = [each for each in words if each not in compared]
+    return remarks + [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
 
 
 def main(environ=os.environ):
@@ -212,20 +188,17 @@ def main(environ=os.environ):
         print(table.describe_set(folder, warn) or nothing)
         return 0
     a, b = (read_side(side, environ, folder) for side in "AB")
-    # Where a side has results of its CPU and of its GPU, each is compared with its like.
-    has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))
-    names = tables.WORK_AND_KIND if has_both else columns.WORK
+    has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))  # results of a CPU and of a GPU
     for side, last in (("A", a[-1]), ("B", b[-1])):
         words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
         print(f"{side}: {', '.join(dict.fromkeys(words))}")
-    lines = [compare(line, other) for line, other in pair_lines(a, b, names)]
-    lines.sort(key=lambda line: ORDER.index(line["b"]["workload"]))
-    remarks = list_remarks(group_by_work(a, names), group_by_work(b, names), lines)
+    lines = [compare(*pair) for pair in pair_lines(a, b, ["kind"] if has_both else [])]
+    remarks = list_remarks(a, b, lines)
     if not lines:
         print("\nA and B have no work in common: nothing can be compared")
     else:
         print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
-        count = Counter(line["verdict"] or "of one process" for line in lines)
+        count = Counter(line["verdict"] or "without a verdict" for line in lines)
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
         remarks.append(f"{len(lines)} rows: {verdicts}; {describe_medians(lines)}")
     slower = [describe_pair(line["b"], line["a"]) for line in lines if is_slower(line)]

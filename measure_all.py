@@ -24,9 +24,8 @@ from tqdm import tqdm
 from bench.host import resources
 from bench.host.ranks import refuse_ranks
 from bench.plots import card, table
-from bench.records import report, results
+from bench.records import report, results, tables
 from bench.records.columns import disturbing_flags
-from bench.records.combine import combine, convert
 from bench.records.rows import complete_row
 from bench.run import count_processes, find_device, has_result, measure_rounds, read_machine
 from bench.settings import Run, SettingError, read_runs
@@ -146,7 +145,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
     runs = [name_run(name, run, blank) for name, run in benchmarks.items()]
     path = results.path_of(folder, blank)
     rows_by_id = defaultdict(list)
-    for row in map(convert, results.read(path)):
+    for row in tables.to_rows(tables.load([path])):
         rows_by_id[row["run_id"]].append(row)
     missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
     if len(missing) < len(runs):
@@ -171,7 +170,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
             missing = [run for run in runs if is_missing(run, rows_by_id[run.run_id])]
             if missing:
                 say(card.finish(folder, blank["machine"], blank["framework"])[-1])
-    return [row for run in runs for row in combine(rows_by_id[run.run_id])]
+    return [row for run in runs for row in tables.combine_rows(rows_by_id[run.run_id])]
 
 
 def main():

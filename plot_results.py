@@ -14,7 +14,7 @@ import sys
 
 from bench import process
 from bench.plots import card, frames, html, pictures
-from bench.records import results
+from bench.records import results, tables
 from bench.settings import SettingError, read_settings
 
 ABOUT = """# Results
@@ -28,20 +28,21 @@ def plot(folder, say, form="png"):
 
     say() gets a line for each file that is left out. Raises SettingError, and writes nothing, if there is no result.
     """
-    stored = frames.load(folder, say)
-    if stored.lines["published"].all():
+    lines = tables.read(folder, say)
+    if lines["published"].all():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     for page in (folder / "README.md", folder / "index.html") if form == "png" else ():
         text = page.read_text(errors="replace") if page.is_file() and not page.is_symlink() else ""
         if text and "`make plot`" not in text[:500]:
             why = f"holds a {page.name} that `make plot` has not written: move it, or choose another folder"
             raise SettingError(f"RESULTS_DIR={str(folder)!r} {why}")
-    paths = [*pictures.draw_all(stored, folder / "plots", form), *card.draw_all(stored, folder, form)]
+    valid = frames.select_valid(lines)
+    paths = [*pictures.draw_all(valid, folder / "plots", form), *card.draw_all(valid, folder, form)]
     if form == "svg":
         return paths
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     results.replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
-    return [*paths, folder / "README.md", html.write_page(stored.lines, folder / "index.html")]
+    return [*paths, folder / "README.md", html.write_page(lines, folder / "index.html")]
 
 
 def main():

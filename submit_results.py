@@ -3,64 +3,65 @@
     make submit           checks this machine's rows and prints how to send them; it sends nothing
     make check-results    checks what changed since BASE (default: the merge base with origin/main, or else main)
 
-The files in the folder count, committed or not. Exit status 1: problems, one line each. Standard library only.
+The files in the folder count, committed or not. Exit status 1: problems, one line each.
 """
 
-import math
 import os
 import re
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
+
+import numpy as np
 
 from bench import process
 from bench.host import environment
-from bench.records import results
-from bench.records.columns import COLUMNS, MEASURED
+from bench.records import results, tables
+from bench.records.columns import NUMBERS
 from bench.records.rows import name_chip
 from bench.settings import ROOT, SettingError, read_settings
 
 AGAIN = "remove the row, and measure it again"
 
 
-def find_faults(row, machine, chips):
-    """Yield what is wrong with a row, and the fix, in the file of a machine whose earlier rows are of these chips."""
-    if row["machine"] != machine:
-        yield f"machine must be the name of the file, {machine}: send one file for each machine"
-    if row["source"]:
-        yield "source must be blank: leave the figures of others to results/published.csv"
-    if machine in chips and find_chip(row) != machine:  # the file is not named by MACHINE
-        yield f"device_name is another chip than {machine}: {AGAIN} with a new name in MACHINE, or without MACHINE"
-    if row["status"] == "ok":
-        yield from find_wrong_numbers(row)
+def find_faults(rows, machine):
+    """Return {what is wrong with rows, and the fix: which rows, as a series of bools} in the file of a machine."""
+    n = rows[NUMBERS].fillna(0)
+    steps = n["windows"] * n["steps_per_window"]
+    # The rate of an epoch, a pipeline or NUM_IMAGES is that of the whole time, any other one that of the median window.
+    is_rate = [agree(n["throughput"] * each, n["items"]) for each in (n["seconds"], steps * n["step_seconds_median"])]
+    is_above = n["throughput"] < n["throughput_low"]
+    is_below = (n["throughput"] > n["throughput_high"]) & (n["throughput_high"] > 0)
+    of_numbers = {
+        "throughput does not agree with items, seconds, windows and step_seconds_median": ~(is_rate[0] | is_rate[1])
+        | (n["items"] == 0),
+        "throughput is outside its interval": is_above | is_below,
+        "tflops does not agree with throughput and flops_per_item": ~agree(
+            n["tflops"], n["throughput"] * n["flops_per_item"] / 1e12
+        ),
+        "bandwidth does not agree with throughput and bytes_per_step": ~agree(
+            n["bandwidth"] * n["items"], n["throughput"] * steps * n["bytes_per_step"] / 1e9
+        ),
+    }
+    chips = rows.apply(find_chip, axis=1)
+    return {
+        f"machine must be the name of the file, {machine}: send one file for each machine": rows["machine"] != machine,
+        "source must be blank: leave the figures of others to results/published.csv": rows["source"] != "",
+        f"device_name is of another chip than the first row: {AGAIN} with a name in MACHINE": chips != chips.iloc[0],
+        **{f"{fault}: {AGAIN}": wrong & (rows["status"] == "ok") for fault, wrong in of_numbers.items()},
+    }
 
 
 def find_chip(row):
-    """Return the name of a row's machine without MACHINE; None if its cells make no name."""
+    """Return the name of a row's machine without MACHINE; "" if its cells make no name."""
     with suppress(ValueError):
         return name_chip(row)
+    return ""
 
 
-def find_wrong_numbers(row):
-    """Yield what does not fit in the numbers of a result. Unknown numbers count as 0."""
-    n = SimpleNamespace(**{name: float(row[name] or 0) for name in COLUMNS if COLUMNS[name].holds in MEASURED})
-    steps = n.windows * n.steps_per_window
-    # The rate of an epoch, a pipeline or NUM_IMAGES is that of the whole time, any other one that of the median window.
-    seconds = n.seconds, steps * n.step_seconds_median
-    if not n.items or not any(agree(n.throughput * each, n.items) for each in seconds):
-        yield f"throughput does not agree with items, seconds, windows and step_seconds_median: {AGAIN}"
-    if not (n.throughput_low or n.throughput) <= n.throughput <= (n.throughput_high or n.throughput):
-        yield f"throughput is outside its interval: {AGAIN}"
-    if not agree(n.tflops, n.throughput * n.flops_per_item / 1e12):
-        yield f"tflops does not agree with throughput and flops_per_item: {AGAIN}"
-    if not agree(n.bandwidth * n.items, n.throughput * steps * n.bytes_per_step / 1e9):
-        yield f"bandwidth does not agree with throughput and bytes_per_step: {AGAIN}"
-
-
-def agree(value, expected):
-    """Return whether two products of up to three cells, which have six digits each, are equal."""
-    return math.isclose(value, expected, rel_tol=2e-5)
+def agree(values, expected):
+    """Return whether products of up to three cells, which have six digits each, are equal."""
+    return np.isclose(values, expected, rtol=2e-5, atol=0)
 
 
 class Repository:
@@ -97,21 +98,22 @@ class Repository:
 
     def check_file(self, path):
         """Check the rows that a machine's file adds to the base; returns the problems as lines."""
-        before, _ = results.parse(self.git("show", f"{self.base}:{path}") or "", path)
-        rows, left_out = results.parse(results.read_text(self.root / path), path)
-        if left_out or not rows or rows[: len(before)] != before:
-            return [left_out or f"{path}: published rows are changed, moved or missing: restore them"]
-        added = rows[len(before) :]
-        chips = {find_chip(row) for row in before}
-        published = {commit: self.is_published(commit) for commit in {row["commit"] for row in added}}
-        numbers_by_fault = {}
-        for number, row in enumerate(added, len(before) + 1):
-            faults = list(find_faults(row, Path(path).stem, chips))
-            if not published[row["commit"]]:
-                faults.append("commit must be in the main branch, unchanged: measure again in a clone of that branch")
-            for fault in faults:
-                numbers_by_fault.setdefault(fault, []).append(str(number))
-        return [f"{path}, row {', '.join(numbers[:9])}: {fault}" for fault, numbers in numbers_by_fault.items()]
+        problems = []
+        rows = tables.load([self.root / path], problems.append)
+        text, _ = tables.parse(results.read_text(self.root / path), path)
+        before, _ = tables.parse(self.git("show", f"{self.base}:{path}") or "", path)
+        if rows.empty or text[: len(before)].to_numpy().tolist() != before.to_numpy().tolist():
+            problems.append(f"{path}: published rows are changed, moved or missing: restore them")
+        if problems:
+            return problems
+        faults = find_faults(rows, Path(path).stem)
+        known = {commit: self.is_published(commit) for commit in set(rows["commit"][len(before) :])}
+        unknown = rows["commit"].map(known).eq(False)
+        faults["commit must be in the main branch, unchanged: measure again in a clone of that branch"] = unknown
+        for fault, wrong in faults.items():
+            if numbers := [str(number + 1) for number in rows.index[wrong] if number >= len(before)]:
+                problems.append(f"{path}, row {', '.join(numbers[:9])}: {fault}")
+        return problems
 
 
 def check_results(repository, paths):

@@ -23,8 +23,8 @@ from bench.packages import python_of
 from bench.process import BEGUN
 from bench.records import report, results
 from bench.records.columns import COLUMNS, WORK, describe_work
-from bench.records.combine import combine, compare_runs, read_stored
 from bench.records.rows import complete_row
+from bench.records.verdict import compare_runs
 from bench.settings import (
     COMPARED,
     LACKS,
@@ -100,8 +100,10 @@ def measure_command(command, make_workload, describe_rows):
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
 
-        for found in map(combine, filter(None, rows_by_run.values())):
-            print(describe_rows(found, read_stored(folder)))
+        from bench.records import tables  # only here: pandas takes a while, and no child needs it
+
+        for found in map(tables.combine_rows, filter(None, rows_by_run.values())):
+            print(describe_rows(found, tables.read(folder)))
             measured += found
         for run in group[1:]:
             chosen = [name.lower() for name in run.differences]
@@ -137,8 +139,9 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
     if me.rank == 0 and rows:
         with process.deferred_interrupts():
             store(run.settings.results_dir, rows)
-        found = combine(rows)
-        print(describe_rows(found, read_stored(run.settings.results_dir)))
+        from bench.records import tables
+
+        print(describe_rows(tables.combine_rows(rows), tables.read(run.settings.results_dir)))
         print(f"added to {results.display_path(results.path_of(run.settings.results_dir, rows[0]))}", flush=True)
     return status or (0 if me.rank or has_result(rows) else 1)
 
@@ -167,7 +170,7 @@ def store(folder, rows):
         try:
             results.append(path, *some)
         except results.ResultsError as error:
-            print(results.to_text([], some), end="", flush=True)
+            print(results.HEADER + results.to_text(some), end="", flush=True)
             kept = f"the rows are only in the lines above: save these as rows.csv, then `cat rows.csv >>{path}`"
             raise results.ResultsError(f"{error}; {kept}") from None
 

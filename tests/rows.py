@@ -1,15 +1,15 @@
 """Rows to begin with, of machines that do not exist: ROW is complete, and a test changes the cells that it is about.
 
-Numbers are numbers, as in a run; write() stores rows as a run does, and as_text() is what reading them back returns.
+Numbers are numbers, as in a run; write() stores rows as a run does.
 """
 
 import itertools
 from dataclasses import replace
 
-from bench.records import results
+from bench.records import results, tables
 from bench.records.columns import COLUMNS, FLAGS, SCHEMA
-from bench.records.combine import Comparison, combine
-from bench.records.verdict import Rate
+from bench.records.tables import combine_rows as combine
+from bench.records.verdict import Comparison, Rate
 from bench.workloads.standard_set import STANDARD_SET
 
 ROW = dict.fromkeys(COLUMNS) | {"schema": SCHEMA, "method_version": 2, "run_id": "0123456789ab"}
@@ -40,8 +40,14 @@ def rate(throughput, width=0.01):
     return {"throughput": float(throughput)} | ends
 
 
-def as_text(row):
-    return {name: "" if value is None else str(value) for name, value in row.items()}
+def lines_of(*rows):
+    """Return the results of rows as a report gets those of all machines."""
+    return tables.latest(tables.combine(tables.frame_of(rows)))
+
+
+def read_rows(path):
+    """Return the rows of a file as dicts of text; [] if there is none."""
+    return tables.parse(results.read_text(path), path)[0].to_dict("records") if path.exists() else []
 
 
 def write(folder, rows, machine="a"):
@@ -94,8 +100,8 @@ PIPELINES = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47,
 IMAGE = combine(PIPELINES)
 OTHER = ON_CPU | {"run_id": "other", "machine": "example-cpu-2", "framework": "jax"}
 CITED = ON_CPU | {"source": "https://example.org", "device_name": "Example Chip (CPU)", "memory_format": None}
-ELSEWHERE = [*repeat(measure(12.9, OTHER)), measure(67.7, CITED)]
-ELSEWHERE = combine([as_text(row) | {"throughput": row["throughput"]} for row in ELSEWHERE])
+ELSEWHERE = lines_of(*repeat(measure(12.9, OTHER)), measure(67.7, CITED))
+NOWHERE = lines_of()
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
@@ -108,11 +114,11 @@ TRAINING = combine(
         *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
     ]
 )
-GPU_PEAKS = [
-    as_text(ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2}),
-    as_text(ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0}),
-    as_text(ROW | GPU | COPY | {"throughput": 3900.0}),
-]
+GPU_PEAKS = lines_of(
+    ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2},
+    ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0},
+    ROW | GPU | COPY | {"throughput": 3900.0},
+)
 
 ON_MLP = MLP | {"optimizer": "sgd", "num_threads": 2, "flops_per_item": 3.8e7, "peak_memory_bytes": 0.9e9}
 EPOCH = {"scope": "epoch", "items": 50_000, "seconds": 28.0, "windows": None}

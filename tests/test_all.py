@@ -18,7 +18,7 @@ from bench.settings import FRAMEWORKS, LACKS, parse_settings, read_runs, read_se
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
-from tests.rows import rate
+from tests.rows import rate, read_rows
 
 RATES = {"float32": 0.1, "bfloat16": 0.2, "float16": 0.4}  # TFLOP/s of the best matmul
 ON_CPU = sum("cpu" in line.devices for line in STANDARD_SET)
@@ -91,7 +91,7 @@ def make_all(monkeypatch):
             monkeypatch.setenv(name, text)
         children.asked.clear()
         status = measure_all.main()
-        return status, children.count_works(), results.read(read_settings("all").results_dir / "m.csv")
+        return status, children.count_works(), read_rows(read_settings("all").results_dir / "m.csv")
 
     call.children = children
     return call
@@ -170,7 +170,7 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     make_all.children.ends_after = ends_after
     with pytest.raises(KeyboardInterrupt):
         make_all()
-    stored = results.read(read_settings("all").results_dir / "m.csv")
+    stored = read_rows(read_settings("all").results_dir / "m.csv")
     assert sum(row["workload"] != "matmul" for row in stored) == max(0, ends_after - 1)  # each one is in results/
     make_all.children.ends_after, before = None, make_all.children.asked.copy()
     status, _, rows = make_all()

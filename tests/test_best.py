@@ -16,11 +16,11 @@ import pytest
 import best_settings
 from bench import process
 from bench.frameworks import Device
-from bench.records import results
-from bench.records.combine import combine, convert
+from bench.records import results, tables
+from bench.records.tables import combine_rows as combine
 from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
-from tests.rows import ROW, rate
+from tests.rows import ROW, rate, read_rows
 
 CPU, CUDA = (Device(kind, None, "2.15", 2) for kind in ("cpu", "cuda"))
 AVX2, OLD = (Device(kind, None, "2.15", 2, emulates_bfloat16=True) for kind in ("cpu", "cuda"))
@@ -110,7 +110,7 @@ def search(monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(process, "Child", functools.partial(FakeChild, work))
         monkeypatch.setattr(best_settings.time, "monotonic", lambda: float(len(asked)))
         status = process.run_script(best_settings.main)
-        stored = [row for path in (tmp_path / "results").glob("*.csv") for row in results.read(path)]
+        stored = [row for path in (tmp_path / "results").glob("*.csv") for row in read_rows(path)]
         return status, "".join(capsys.readouterr()), stored, asked
 
     return call
@@ -122,7 +122,7 @@ def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     assert re.search(rf"\n5\.40 times .* \(5\.40 to 5\.40, 5 pairs\): {FASTEST}\n", out)
     assert len(rows) == len(asked)
     counts = Counter()
-    for row in combine(map(convert, rows)):
+    for row in combine(rows):
         counts[row["throughput"]] += len(row["process_rates"].split())
     # The steps of the default and of bfloat16; those of the answer, the doubled batch and the last comparison.
     found = {round(rate): count for rate, count in counts.items() if rate in (10, 30, 45, 54)}
@@ -175,7 +175,7 @@ def test_what_cannot_be_stored_is_printed_with_the_answer(search, monkeypatch):
     monkeypatch.setattr(results, "check_writable", lambda *arguments: None)
     status, out, rows, _ = search()
     assert (status, rows, ": bfloat16\n" in out) == (2, [], True)  # the fastest of the only round
-    printed, _ = results.parse(out[out.index("schema,") :], "the terminal")
+    printed, _ = tables.parse(out[out.index("schema,") :], "the terminal")
     assert len(printed) == 5
 
 

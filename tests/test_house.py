@@ -35,26 +35,25 @@ LAYERS = [
 # The rooms of the house: most lines (of documents most words), and their files, less those of the rooms before.
 CEILINGS = {
     "settings": (416, "bench/settings.py"),
-    "run, process, child": (965, "bench/run.py", "bench/process.py", "bench/child.py"),
-    "scripts": (1632, "*.py"),
+    "run, process, child": (967, "bench/run.py", "bench/process.py", "bench/child.py"),
+    "scripts": (1603, "*.py"),
     "check": (400, "bench/check.py", "bench/precision.py"),
     "doctor, packages": (186, "bench/*.py"),
     "timing": (460, "bench/timing/*.py"),
     "frameworks": (2854, "bench/frameworks/**/*.py"),
-    "host": (686, "bench/host/*.py"),
+    "host": (700, "bench/host/*.py"),
     "workloads": (648, "bench/workloads/*.py"),
-    "records": (1417, "bench/records/*.py"),
-    "plots": (865, "bench/plots/*.py"),
+    "records": (1340, "bench/records/*.py"),
+    "plots": (851, "bench/plots/*.py"),
     "page.js": (261, "bench/plots/page.js"),
     "checks/": (444, "checks/*.py"),
     "tests/": (8_930, "tests/**/*.py"),
-    "words of documents": (13_460, "README.md", "docs/*.md"),
+    "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
 STANDARD_LIBRARY_ONLY = (
     "bench.settings",
     "bench.host.environment",
-    "submit_results",
     "bench.doctor",
     "bench.timing.intervals",
 )

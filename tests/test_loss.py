@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from bench.records import results
+from tests.rows import read_rows
 
 # A child that notes when it begins and ends. Its row is the one of tests/fakes.py.
 PROGRAM = """
@@ -111,7 +111,7 @@ class Command:
 
     def rows(self):
         self.errors = self.process.communicate(timeout=100)[1]
-        return results.read(self.folder / "m.csv")
+        return read_rows(self.folder / "m.csv")
 
 
 def count_processes(rows):

@@ -13,10 +13,10 @@ import pytest
 
 from bench import child, frameworks, run
 from bench.host import meters, ranks
-from bench.records import results
 from bench.records.rows import work_cells
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
+from tests.rows import read_rows
 
 TORCHRUN = {
     **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
@@ -80,7 +80,7 @@ def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
         assert not (tmp_path / "m.csv").exists()
         monkeypatch.setenv("RANK", rank)
         assert run.benchmark("image", image_workload, measure) == (rank == "0")
-    assert [row["world_size"] for row in results.read(tmp_path / "m.csv")] == ["4"]
+    assert [row["world_size"] for row in read_rows(tmp_path / "m.csv")] == ["4"]
     assert "OMP_NUM_THREADS" not in os.environ
 
 
@@ -121,7 +121,7 @@ def test_the_failure_of_one_of_two_ranks_ends_both(tmp_path):
         os.environ | SMALL | {"RESULTS_DIR": str(tmp_path), "NUM_DEVICES": "2", "PHASE": "training,forward,backward"}
     )
     done = subprocess.run([sys.executable, script], env=environ, text=True, capture_output=True, timeout=300)
-    out, rows = done.stdout + done.stderr, results.read(tmp_path / "m.csv")
+    out, rows = done.stdout + done.stderr, read_rows(tmp_path / "m.csv")
     assert [row["phase"] for row in rows] == ["training", "forward", "backward"], out
     assert [row["status"] for row in rows[:2]] == ["ok", "ok"]
     assert {(row["world_size"], row["nodes"], row["batch_size"]) for row in rows} == {("2", "1", "32")}

@@ -15,12 +15,12 @@ from bench.child import COMPARING
 from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
-from bench.records import report, results
-from bench.records.combine import combine, convert
+from bench.records import report, results, tables
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
+from tests.rows import read_rows
 
 
 def rate(middle):
@@ -114,7 +114,7 @@ def run_all(children, monkeypatch, tmp_path, capfd):
             status,
             capfd.readouterr().out,
             asked,
-            combine(map(convert, results.read(tmp_path / "m.csv", pytest.fail))),
+            tables.to_rows(tables.combine(tables.load([tmp_path / "m.csv"], pytest.fail))),
         )
 
     return call
@@ -126,7 +126,7 @@ def test_three_processes_give_one_result(run_all, tmp_path):
     assert asked == ["ok"] * 3
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == [6, 4.5, 7.5]
     assert row["process_rates"] == "5 6 7"
-    stored = results.read(tmp_path / "m.csv")
+    stored = read_rows(tmp_path / "m.csv")
     assert [(row["process"], row["throughput"], row["group"]) for row in stored] == [
         (str(number), str(4 + number), "") for number in range(1, 4)
     ]
@@ -170,18 +170,18 @@ def test_an_input_pipeline_that_fails_ends_only_its_process(run_all):
     ("device", "device_name", "machine", "file"),
     [
         ("cuda", "NVIDIA H200", None, "nvidia-h200"),
-        ("cpu", None, None, "some-2-cores"),
+        ("cpu", None, None, "some-1-2-cores"),
         ("cuda", "NVIDIA H200", "m", "m"),
     ],
 )
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
-    host = replace(read_host(machine), cpu_name="Some CPU", cpu_count=2, card_is_shared=True)
+    host = replace(read_host(machine), cpu_name="Some CPU 1", cpu_count=2, card_is_shared=True)
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
     row = complete_row(host, line, run_id="id", process=1)
     run.store(tmp_path, [row])
-    (stored,) = results.read(tmp_path / f"{file}.csv")
+    (stored,) = read_rows(tmp_path / f"{file}.csv")
     assert (stored["machine"], stored["driver"]) == (file, "580.1")
     assert (stored["flags"] == "contended") == (device == "cuda")
     assert stored["note"] == "\ufffd[1mgcc -I~/x"
@@ -193,7 +193,7 @@ def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, capf
     with pytest.raises(results.ResultsError):
         run_all("ok", "fails", RUNS="2")
     out = capfd.readouterr().out
-    (row,), _ = results.parse(out[out.index("schema,") :], "the terminal")
+    (row,) = tables.parse(out[out.index("schema,") :], "the terminal")[0].to_dict("records")
     assert (row["model"], row["process"], row["throughput"]) == ("ok", "1", "5")
 
 

@@ -58,18 +58,25 @@ def refuse_rosetta():
         raise SettingError(f"PYTHON={sys.executable!r} is an x86-64 program on an arm64 Mac: {fix}")
 
 
-def name_machine(cpu_name, cpu_count, gpu_name, gpu_cores):
-    """Return a slug of the GPU or chip that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-2-cores."""
+def name_machine(cpu_name, cpu_id, cpu_count, gpu_name, gpu_cores):
+    """Return a slug of the GPU or chip that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-25-17-2-cores.
+
+    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it.
+    """
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", gpu_name or cpu_name or "", flags=re.I)
     if gpu_name:
         return slug(chip)
+    if not re.search(r"\d", chip):
+        chip += " ".join(re.findall(r"(?:family|model) (\d+)", cpu_id or ""))
     return slug(f"{chip.strip() or 'cpu'} " + (f"{gpu_cores} gpu cores" if gpu_cores else f"{cpu_count} cores"))
 
 
 def possible_machines(host):
     """Return the names of machines that rows measured on a Host may have, if their devices are cards or the CPU."""
     names = [None, *(card.name for card in list_cards())]
-    return [host.machine or name_machine(host.cpu_name, host.cpu_count, name, host.gpu_cores) for name in names]
+    return [
+        host.machine or name_machine(host.cpu_name, host.cpu_id, host.cpu_count, name, host.gpu_cores) for name in names
+    ]
 
 
 @functools.cache

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from bench.plots import draw, frames
 from bench.plots.draw import COLOURS, GREY, PUBLISHED, ROW
-from bench.records import peaks, report, results
+from bench.records import report, results, tables
 from bench.records.columns import FLAGS, format_number
-from bench.records.likeness import describe_how, work_of
+from bench.records.likeness import describe_how
 from bench.settings import FRAMEWORKS, unmixed
 from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
@@ -41,13 +41,13 @@ class Card(NamedTuple):
     doubts: list[str]
 
 
-def make_card(stored, machine, framework):
-    """Build the Card of a machine and framework from frames.load(); None if it has too little of the set."""
-    lines = stored.valid[stored.valid["machine"].eq(machine) | stored.valid["published"]]
+def make_card(lines, machine, framework):
+    """Build the Card of a machine and framework from frames.select_valid(); None if it has too little of the set."""
+    lines = lines[lines["machine"].eq(machine) | lines["published"]]
     rows = lines[lines["value"].notna()].to_dict("records")
     of_framework = [row for row in rows if not row["published"] and row["framework"] == framework]
     for kind in ("gpu", "cpu"):
-        mine = frames.of_newest_chip([row for row in of_framework if row["kind"] == kind])
+        mine = [row for row in of_framework if row["kind"] == kind]
         resident = [row for row in mine if row["scope"] == "device"]
         by_line = {line: of_line for line in STANDARD_SET if (of_line := frames.of_line(resident, line))}
         if len(by_line) >= frames.LEAST:
@@ -68,7 +68,7 @@ def make_card(stored, machine, framework):
     pipelines = [row for line in STANDARD_SET if line.has_pipeline for row in frames.of_line(whole, line).values()]
     blocks = {}
     for line, of_line in by_line.items():
-        blocks[line] = [bar for row in of_line.values() for bar in (row, *others[work_of(row)])]
+        blocks[line] = [bar for row in of_line.values() for bar in (row, *others[row["work"]])]
     return Card(
         file=f"{machine}-{framework}.png",
         name=names[0],
@@ -87,13 +87,13 @@ def choose_published(published, shown, kind):
     The highest of several of a device counts. Among devices that have equally many, those of the same kind come first,
     then the fastest.
     """
-    own = {work_of(row): row["value"] for row in shown}
+    own = {row["work"]: row["value"] for row in shown}
     offers = {}  # {(device, whether it is of this kind): {work: row}}
     for row in sorted(published, key=lambda row: row["value"]):
-        if (work := work_of(row)) in own:
+        if row["work"] in own:
             of_device = offers.setdefault((row["device_name"], row["kind"] == kind), {})
             framework = row["framework"] if row["framework"] != shown[0]["framework"] else ""
-            of_device[work] = row | {"framework": framework, "ratio": own[work] / row["value"]}
+            of_device[row["work"]] = row | {"framework": framework, "ratio": own[row["work"]] / row["value"]}
 
     def rank(device):
         return len(offers[device]), device[1], -min(row["ratio"] for row in offers[device].values())
@@ -114,18 +114,19 @@ def list_tiles(rows, last):
 
     What another framework than that of `last` reached names it.
     """
-    chip = peaks.chip_of(last)
+    best = {}  # {precision, or "bandwidth": its row}
+    for row in sorted(rows, key=lambda row: row["value"]):
+        if row["device"] == last["device"] and not row["disturbed"]:
+            best[row["precision"] if row["model"] == "matmul-peak" else row["workload"]] = row
     known = []
     for name in (*PRECISIONS, "bandwidth"):
         unit, what = ("GB/s", "memory bandwidth") if name == "bandwidth" else ("TFLOP/s", f"{name} matmul")
-        rates = [(peaks.measured_peaks([row]).get((*chip, name), 0), row) for row in rows]
-        rate, row = max(rates, key=lambda each: each[0])
-        if rate:
+        if row := best.get(name):
             other = f"in {FRAMEWORKS[row['framework']]}" if row["framework"] != last["framework"] else ""
             highest = row["highest_clock_mhz"]
             clock = f"{row['clock_mhz']:,.0f} of {highest:,.0f} MHz" if highest > 0 else ""
             how = ", ".join(filter(None, [other, clock]))
-            known.append((f"{format_number(rate, '{:.3g}')} {unit}", what, how))
+            known.append((f"{format_number(row['value'], '{:.3g}')} {unit}", what, how))
     return known
 
 
@@ -245,17 +246,17 @@ def save_card(card, folder, form="png"):
     return draw.save(draw_card(card), (folder / "cards" / card.file).with_suffix(f".{form}"))
 
 
-def draw_all(stored, folder, form):
+def draw_all(lines, folder, form):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    measured = stored.valid.loc[~stored.valid["published"], ["machine", "framework"]].drop_duplicates()
-    cards = [make_card(stored, *of) for of in measured.itertuples(index=False)]
+    measured = lines.loc[~lines["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [make_card(lines, *of) for of in measured.itertuples(index=False)]
     return [save_card(card, folder, form) for card in cards if card]
 
 
 def finish(folder, machine, framework):
     """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
     text = []
-    card = make_card(frames.load(folder, text.append), machine, framework)
+    card = make_card(frames.select_valid(tables.read(folder, text.append)), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]

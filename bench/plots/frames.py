@@ -1,12 +1,10 @@
-"""Read results/ and choose the lines that the plots and the card show, as frames of tables.latest()."""
+"""Read results/ and choose the lines that the plots and the card show, as tables.latest() gives them."""
 
 import functools
-from collections import defaultdict
-from dataclasses import dataclass
 
 import pandas as pd
 
-from bench.records import columns, peaks, results, tables
+from bench.records import columns
 from bench.records.likeness import USUAL, class_of, class_of_model
 from bench.settings import DECLARED, SettingError, parse_settings, unmixed
 
@@ -17,31 +15,10 @@ CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batc
 DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Hold the results in results/ as frames."""
-
-    lines: pd.DataFrame  # as tables.latest() returns them
-    valid: pd.DataFrame  # those of one device that were timed with the right clock and are possible
-
-
-def load(folder, warn):
-    """Read the CSV files of a folder and the published figures; warn() gets a line for each file that is left out."""
-    lines = tables.latest(tables.read_rows(results.list_files(folder), warn))
+def select_valid(lines):
+    """Select the results of one device that were timed with the right clock and are possible."""
     is_possible = ~lines["flags"].str.contains("implausible")
-    return Stored(lines, lines[(lines["world_size"] == "1") & (lines["status"] == "ok") & is_possible])
-
-
-def of_newest_chip(rows):
-    """Select the rows, dicts, of one chip, because servers call different chips by one name.
-
-    It is the one that was measured last, among those with at least LEAST works if there are any.
-    """
-    chips = defaultdict(list)
-    for row in rows:
-        chips[peaks.chip_of(row)].append(row)
-    enough = [some for some in chips.values() if len({(row["model"], row["phase"]) for row in some}) >= LEAST]
-    return max(enough or chips.values(), key=lambda some: max(row["timestamp"] for row in some), default=[])
+    return lines[(lines["world_size"] == "1") & (lines["status"] == "ok") & is_possible]
 
 
 def rates(lines, **cells):

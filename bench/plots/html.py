@@ -8,7 +8,7 @@ import json
 import re
 from pathlib import Path
 
-from bench.records import columns, likeness, tables
+from bench.records import columns, likeness
 from bench.records.columns import FLAGS
 from bench.records.results import replace_file
 from bench.timing import MAX_UNEVEN
@@ -40,7 +40,16 @@ VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": 
 TEXTS = ["workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind", "machine", "shown"]
 TEXTS += ["per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
-MEASURES += [*tables.RATE, "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds", "clock_mhz"]
+MEASURES += [
+    "value",
+    "low",
+    "high",
+    "mean",
+    "step_seconds_median",
+    "step_seconds_p95",
+    "first_step_seconds",
+    "clock_mhz",
+]
 MEASURES += ["processes"]
 
 
@@ -81,7 +90,7 @@ def name_works(rows):
     """Name the work of each row in words; only rows of the same work have the same name."""
     works_by_words = {}
     for row in rows:
-        words, work = likeness.name_work(row), likeness.work_of(row)
+        words, work = likeness.name_work(row), row["work"]
         works = works_by_words.setdefault(words, [])
         if work not in works:
             works.append(work)

@@ -23,23 +23,23 @@ LEGEND = "Filled: measured by this program, with its interval. Hollow: published
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 
 
-def draw_all(stored, folder, form):
+def draw_all(lines, folder, form):
     """Draw every plot that has rows into a folder and return the paths."""
-    figures = {folder / f"{picture.__name__}.{form}": picture(stored) for picture in PICTURES}
+    figures = {folder / f"{picture.__name__}.{form}": picture(lines) for picture in PICTURES}
     return [draw.save(figure, path) for path, figure in figures.items() if figure]
 
 
-def standard_set_gpu(stored):
-    return draw_works(stored, "gpu")
+def standard_set_gpu(lines):
+    return draw_works(lines, "gpu")
 
 
-def standard_set_cpu(stored):
-    return draw_works(stored, "cpu")
+def standard_set_cpu(lines):
+    return draw_works(lines, "cpu")
 
 
-def draw_works(stored, kind):
+def draw_works(lines, kind):
     """Draw the bars of each work that two machines or sources have on this kind of device, and of the peaks."""
-    works = group_works(stored.valid, kind)
+    works = group_works(lines, kind)
     if all(row["published"] for rows in works for row in choose_bars(rows)):
         return None
     sheet = draw.Sheet(WIDE)
@@ -80,7 +80,7 @@ def group_works(lines, kind):
         is_best = is_peak(row) and row["precision"] in PEAKS
         if row["workload"] in WORKLOADS or is_best or row["model"] == "copy":
             of = (row["published"], *((row["machine"], row["framework"]) if row["phase"] else (row["shown"],)))
-            works.setdefault(work_of(row), {}).setdefault(of, row)
+            works.setdefault(row["work"], {}).setdefault(of, row)
     found = [list(rows.values()) for rows in works.values()]
     found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
     models = [rows for rows in found if rows[0]["phase"]]
@@ -96,9 +96,9 @@ def choose_bars(rows):
     return sorted(first, key=lambda row: -row["value"])
 
 
-def llm_depth(stored):
+def llm_depth(lines):
     """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
-    lines = frames.rates(stored.valid, workload="llm", phase="decode", batch_size="1", scope="device")
+    lines = frames.rates(lines, workload="llm", phase="decode", batch_size="1", scope="device")
     depth, new_tokens = (pd.to_numeric(lines[name], errors="coerce") for name in ("depth", "new_tokens"))
     work = [work_of(row | {"depth": "0", "new_tokens": "1"}) for row in lines.to_dict("records")]
     lines = lines.assign(tokens=depth + (new_tokens + 1) / 2, work=work).dropna(subset="tokens")
@@ -114,11 +114,10 @@ def llm_depth(stored):
     return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
 
 
-def mlp(stored):
+def mlp(lines):
     """Draw the rate of training mlp-<depth>x1024 over depth, a line for each machine, as its first benchmark did."""
     cells = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
-    rates = stored.valid["value"]
-    lines = frames.rates(stored.valid.assign(value=rates), **cells)
+    lines = frames.rates(lines, **cells)
     lines = lines[lines["compile"].isin(["", "0"]) & lines["optimizer"].isin(["", "sgd"])]
     lines = lines.assign(depth=pd.to_numeric(lines["model"].str.extract(r"^mlp-(\d+)x1024$")[0]))
     lines = lines.sort_values("data", kind="stable").dropna(subset="depth")  # CIFAR-10, else synthetic
@@ -127,9 +126,9 @@ def mlp(stored):
     return draw.lines(curves_of(lines, "depth"), "images/s", title, "hidden layers of 1024")
 
 
-def tflops(stored):
+def tflops(lines):
     """Draw TFLOP/s over the size of matmuls, the cube root of M N K: a line for each machine and precision."""
-    lines = stored.valid[stored.valid["model"].str.match(r"^matmul(?:-\d+)?$") & stored.valid["value"].notna()]
+    lines = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$") & lines["value"].notna()]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
     curves = curves_of(lines, "side", ["precision"], least=2)

@@ -6,8 +6,8 @@
 import shutil
 
 from bench.plots import frames
-from bench.records import report
-from bench.records.columns import disturbing_flags, format_number
+from bench.records import report, tables
+from bench.records.columns import format_number
 from bench.records.likeness import MODELS
 from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
@@ -27,11 +27,11 @@ def describe_set(folder, warn, side=None):
         warn: called with a line for each file or row that cannot be read.
         side: the cells of the only SIDE; None: all that have results.
     """
-    lines = frames.load(folder, warn).valid
+    lines = frames.select_valid(tables.read(folder, warn))
     lines = lines.loc[~lines["published"]]
     if side:
         lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
-    tables = []
+    drawn = []
     units = {}
     for _, of_kind in lines.groupby("kind"):
         sides = [(names, rows) for names, mine in of_kind.groupby(SIDE) if (rows := find_works(mine))]
@@ -43,20 +43,20 @@ def describe_set(folder, warn, side=None):
             cells = [describe_cell(rows.get(work), base.get(work)) for work in works]
             columns.append([machine, ", ".join(how), *cells])
             units |= {row["workload"]: row["per"] for row in rows.values()}
-        tables += draw_tables(columns) if sides else []
-    if not tables:
+        drawn += draw_tables(columns) if sides else []
+    if not drawn:
         return ""
     ratio = "" if side else "ratio to the first column, "
     legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
-    return "\n\n".join([*tables, report.wrap(legend)])
+    return "\n\n".join([*drawn, report.wrap(legend)])
 
 
 def find_works(rows):
     """Return {(place in the table, whether it is in 16 bits, name): row} of the rows of a side."""
-    rows = frames.of_newest_chip(rows[rows["scope"] == "device"].to_dict("records"))
+    rows = rows[rows["scope"] == "device"].to_dict("records")
     # Peaks of several sizes are several results: the best one that nothing disturbed counts.
-    by_rate = sorted(rows, key=lambda row: (not disturbing_flags(row), row["value"]))
+    by_rate = sorted(rows, key=lambda row: (not row["disturbed"], row["value"]))
     peaks = {(row["model"], row["precision"]): row for row in by_rate}
     works = {}
     for place, (model, precision) in enumerate(PEAKS):
@@ -80,7 +80,7 @@ def describe_cell(row, base):
         return ""
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
     interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
-    is_sound = base and not disturbing_flags(row) and not disturbing_flags(base)
+    is_sound = base and not row["disturbed"] and not base["disturbed"]
     ratio = f"{row['value'] / base['value']:.3g}x" if is_sound else ""
     parts = interval, f"({row['processes']})", ratio, row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
@@ -91,12 +91,12 @@ def draw_tables(columns):
     labels, *others = columns
     width = max(LEAST_WIDTH, shutil.get_terminal_size((NO_LIMIT, 0)).columns) - max(map(len, labels)) - 4
     count = max(1, width // max(len(cell) + 3 for column in others for cell in column))
-    tables = []
+    drawn = []
     for start in range(0, len(others), count):
         block = [labels, *others[start : start + count]]
         rows = [cells for cells in zip(*block, strict=True) if any(cells[1:])]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["| " + " | ".join(map(str.ljust, cells, widths)) + " |" for cells in rows]
         lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-        tables.append("\n".join(lines))
-    return tables
+        drawn.append("\n".join(lines))
+    return drawn

@@ -4,8 +4,6 @@ import re
 
 from bench.records import peaks
 from bench.records.columns import COLUMNS, WORK, format_number, words_of
-from bench.records.combine import convert, count_processes
-from bench.records.results import to_cell
 from bench.settings import SettingError, unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
@@ -34,7 +32,7 @@ def class_of(row):
 
     float32 that was measured as TF32 is TF32. An operator's precision is its work: bfloat16 is not float16.
     """
-    precision = row["precision"]
+    precision = row["precision"] or ""
     if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
         return "tf32"
     return class_of_model(precision) if row["phase"] else precision
@@ -45,8 +43,8 @@ def is_peak(row):
     return row["model"] in PEAKS or row["model"].startswith("matmul-mamf-")
 
 
-def work_of(row):
-    """Return the work of a row, a dict of text: two figures may stand side by side only if this is equal for both."""
+def cells_of_work(row):
+    """Return the cells of a row's work, {column: text}, as they are for all rows of the same work."""
     cells = {name: str(row.get(name) or COLUMNS[name].blank) for name in AGREE}
     for name, usual in (USUAL.get(row["workload"]) or {}).items():
         cells[name] = cells[name] or usual
@@ -54,16 +52,18 @@ def work_of(row):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
         cells |= {"model": "matmul", "batch_size": ""}
-    return (
-        *cells.items(),
-        ("precision", class_of(row)),
-        ("compile", "" if row["compile"] in ("", "0") else "compiled"),
-    )
+    is_compiled = str(row["compile"] or "0") != "0"
+    return cells | {"precision": class_of(row), "compile": "compiled" if is_compiled else ""}
+
+
+def work_of(row):
+    """Return the work of a row as a text: figures may stand side by side only if it is equal for both."""
+    return ";".join(f"{name}={text}" for name, text in cells_of_work(row).items())
 
 
 def name_work(row):
     """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
-    cells = dict(work_of(row))
+    cells = cells_of_work(row)
     usual = USUAL.get(row["workload"]) or {}
     words = words_of(cells, [name for name in AGREE[2:] if cells[name] != usual.get(name)])
     model = MODELS.get(cells["model"], cells["model"])
@@ -97,7 +97,7 @@ def words_in(name):
     return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
 
 
-def describe_elsewhere(row, stored):
+def describe_elsewhere(row, lines):
     """Describe the results of a row's work elsewhere: on the same chip, then the fastest; "" without any.
 
     Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
@@ -105,42 +105,30 @@ def describe_elsewhere(row, stored):
 
     Args:
         row: a result that has just been measured.
-        stored: all results that are known, as combine() returns them.
+        lines: those of all machines, as tables.latest() chooses them.
     """
     if row["status"] != "ok":
         return ""
-    is_sound = peaks.UNFIT.isdisjoint(row["flags"].split())
-    row = convert({name: to_cell(row[name]) for name in COLUMNS})  # like a stored one
-    others = [other for other in stored if is_comparable(row, other)]
+    is_here = ~lines["published"] & (lines["machine"] == row["machine"])
+    is_like = (lines["work"] == work_of(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
+    is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(peaks.UNFIT)
+    others = lines[is_like & is_sound & ~is_here].to_dict("records")
     machines = {}  # {name: its result}
-    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -other["throughput"])):
-        name = other["device_name"] if other["source"] else other["machine"]
-        if name == row["machine"]:  # servers call several CPUs by one name
-            name += f" ({other['cpu_id'] or 'another computer'})"
-        machines.setdefault(name, other)
+    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -other["value"])):
+        machines.setdefault(other["device_name"] if other["published"] else other["machine"], other)
 
     def distance(item):
         mine, its = (words_in(str(each["device_name"]).partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
         ids = {str(each["cpu_id"] or "").partition(" stepping")[0] for each in (row, item[1])} - {""}
-        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -item[1]["throughput"]
+        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -item[1]["value"]
 
     known = describe_how(row).split(", ")
     texts = []
     for name, other in sorted(machines.items(), key=distance)[:MOST_SHOWN]:
-        count = count_processes(other)
-        made_by = "published" if other["source"] else "1 process" if count == 1 else f"{count} processes"
+        count = other["processes"]
+        made_by = "published" if other["published"] else "1 process" if count == 1 else f"{count} processes"
         how = [words for words in describe_how(other).split(", ") if words not in known]
-        rate = f"{format_number(other['throughput'])} {row['unit']}"
-        ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_sound else ""
-        texts.append(f"{name} {rate} ({', '.join([*how, made_by])}{ratio})")
+        is_fit = not re.search(peaks.UNFIT, row["flags"])
+        ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_fit else ""
+        texts.append(f"{name} {format_number(other['throughput'])} {row['unit']} ({', '.join([*how, made_by])}{ratio})")
     return f"same work elsewhere: {', '.join(texts)}" if texts else ""
-
-
-def is_comparable(row, other):
-    """Return whether another result is sound, of the same work on the same kind of device, and of another computer."""
-    is_sound = other["status"] == "ok" and peaks.UNFIT.isdisjoint(other["flags"].split())
-    is_same_kind = other["device"] and (other["device"] == "cpu") == (row["device"] == "cpu")
-    if not (is_sound and is_same_kind and work_of(other) == work_of(row)):
-        return False
-    is_here = not other["source"] and all(row[name] == other[name] for name in peaks.COMPUTER)
-    return bool(other["throughput"]) and not is_here

@@ -15,9 +15,7 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 # (section 4.1 of https://arxiv.org/abs/1509.09308), 64 for 324 in F(6x6, 3x3), the largest that a framework has: MLX.
 WINOGRAD = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-UNFIT = {*DISTURBING, "implausible"}  # flags of a row that is not a peak
-CHIP = ("machine", "device", "device_name", "cpu_id")  # many servers call different chips by the same name
-COMPUTER = ("machine", "cpu_name", "cpu_id", "cpu_count", "memory_gb", "gpu_cores")  # a machine may be several
+UNFIT = "|".join([*DISTURBING, "implausible"])  # pattern of the flags of a row that is not a peak
 
 
 @functools.cache
@@ -52,7 +50,7 @@ def rated_peaks(row, otherwise=None):
     precision = unmixed(row["precision"] or "")
     is_tf32 = precision == "float32" and "tf32" in str(row.get("measured_precision"))
     names = {precision: "tf32" if is_tf32 else precision, "bandwidth": "bandwidth"}
-    return {(*chip_of(row), name): rates.get(rated) for name, rated in names.items()}
+    return {(row["machine"], row["device"], name): rates.get(rated) for name, rated in names.items()}
 
 
 def is_implausible(row):
@@ -68,28 +66,19 @@ def is_implausible(row):
     return tflops > IMPLAUSIBLE * (WINOGRAD if may_be_winograd else 1) or bandwidth > IMPLAUSIBLE
 
 
-def chip_of(row):
-    """Return what tells chips apart: rows of one machine may come from CPUs that differ only in their cpu_id."""
-    return tuple(row.get(name) or "" for name in CHIP)
-
-
-def measured_peaks(rows):
-    """Return the best that each chip reached: {(*chip_of(row), precision): TFLOP/s, (..., "bandwidth"): GB/s}.
+def measured_peaks(lines):
+    """Return the best that each machine reached, in any framework.
 
     Args:
-        rows: dicts of text, from results.read(), or of numbers, of any framework.
+        lines: a frame of results or of rows.
+
+    Returns:
+        {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
     """
-    reached = {}
-    for row in rows:
-        is_sound = row["status"] == "ok" and not row["source"] and UNFIT.isdisjoint(row["flags"].split())
-        if row["workload"] == "bandwidth":
-            name, rate = "bandwidth", row["throughput"]
-        else:
-            name, rate = row["precision"], row["tflops"] if row["model"] == "matmul-peak" else None
-        if is_sound and rate:
-            key = (*chip_of(row), name)
-            reached[key] = max(reached.get(key, 0), float(rate))
-    return reached
+    sound = lines[(lines["status"] == "ok") & ~lines["published"] & ~lines["flags"].str.contains(UNFIT)]
+    matmuls = sound[sound["model"] == "matmul-peak"].groupby(["machine", "device", "precision"])["tflops"].max()
+    copies = sound[sound["workload"] == "bandwidth"].groupby(["machine", "device"])["throughput"].max()
+    return dict(matmuls) | {(*key, "bandwidth"): rate for key, rate in copies.items()}
 
 
 def fraction_of(known, row, quantity):
@@ -102,6 +91,7 @@ def fraction_of(known, row, quantity):
     Args:
         known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    peak = known.get((*chip_of(row), "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"] or "")))
+    name = "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"] or "")
+    peak = known.get((row["machine"], row["device"], name))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

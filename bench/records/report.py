@@ -13,8 +13,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 from bench import process
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
-from bench.records.combine import count_processes, read_rates
-from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, read_rates, verdict_of
 from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
@@ -68,29 +67,27 @@ def progress(count):
         yield show
 
 
-def describe_run(rows, stored):
+def describe_run(rows, lines):
     """Describe the rows of one run: what ran, each result with its interval and details, and all warnings.
 
     Args:
-        rows: results, as combine() returns them.
-        stored: the results of all machines, as read_stored() returns them.
+        rows: results, dicts, None: unknown.
+        lines: those of all machines, as tables.latest() chooses them.
     """
     first = rows[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
     where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
-    lines = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    peaks_here = peaks.measured_peaks(other for other in stored if peaks.chip_of(other) == peaks.chip_of(first))
+    texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
+    reached = peaks.measured_peaks(lines)
     for row in rows:
-        others = likeness.describe_elsewhere(row, stored) if row["scope"] == "device" else ""
-        lines.append(describe_result(row, peaks_here, others))
-    notes = []
-    if not peaks_here and any(row.get("tflops") for row in rows):
-        notes.append("run `make tflops` to compare this with the machine's peak")
-    if max(count_processes(row) for row in rows) == 1:
-        notes.append("only one process, so the variation between processes is unknown")
-    lines += [wrap(f"  {text}", "    ") for text in notes]
+        others = likeness.describe_elsewhere(row, lines) if row["scope"] == "device" else ""
+        texts.append(describe_result(row, reached, others))
+    if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
+        texts.append("  run `make tflops` to compare this with the machine's peak")
+    if max(row["processes"] for row in rows) == 1:
+        texts.append(wrap("  only one process, so the variation between processes is unknown", "    "))
     flags = explain_flags(" ".join(row["flags"] for row in rows).split())
-    return "\n".join(filter(None, [*lines, flags]))
+    return "\n".join(filter(None, [*texts, flags]))
 
 
 def describe_sweep(rows, _):
@@ -139,7 +136,7 @@ def describe_result(row, reached, others=""):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {times}, {learnt}")
     elif row.get("throughput"):
         lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
-        if count_processes(row) > 1:
+        if row["processes"] > 1:
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
         lines += filter(None, [describe_details(row, reached), describe_sustained(row), others])
     if row["status"] != "ok":
@@ -164,11 +161,9 @@ def join_some(texts, most):
 
 def describe_interval(row):
     """Describe the interval of a row's throughput, and what it is made of."""
-    if row.get("throughput_low") is None:
-        return f"no interval (windows: {row['windows']})"
-    count = count_processes(row)
-    interval = "range" if count < 9 else "95 % interval"  # as of median_interval()
-    made_of = f"{interval} of {count} processes and their intervals" if count > 1 else "one process"
+    if row["throughput_low"] is None:
+        return f"no interval (windows: {row['windows']:.0f})"
+    made_of = f"range of {row['processes']} processes and their intervals" if row["processes"] > 1 else "one process"
     return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
 
 
@@ -227,6 +222,7 @@ def describe_scaling(rows):
     for work, by_size in group_rows(rows, "world_size", world_size=1, nodes=1).items():
         if len(by_size) == 1:
             continue
+        by_size = {int(size): row for size, row in by_size.items()}
         fewest = min(by_size)
         lines.append(f"scaling: {work}")
         for size, row in sorted(by_size.items()):

@@ -1,7 +1,7 @@
 """Store rows: one CSV file for each machine, one row for each measured quantity.
 
 Rows are added in one write at the end of a file, under its lock. Parallel runs do not mix their rows, a kill leaves
-whole rows, and a full disk leaves the file as it was.
+whole rows, and a full disk leaves the file as it was. tables.py reads them.
 """
 
 import csv
@@ -9,17 +9,15 @@ import errno
 import io
 import math
 import os
-from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.records.columns import COLUMNS, MOST_LETTERS, find_fault, make_printable
+from bench.records.columns import COLUMNS, MOST_LETTERS, make_printable
 from bench.settings import ROOT, SettingError
 
 PUBLISHED = ROOT / "results"  # the folder of the published results, whatever RESULTS_DIR is
 LOCK_SECONDS = 60
 HEADER = ",".join(COLUMNS) + "\n"
-csv.field_size_limit(2**30)  # find_fault() refuses a longer cell
 
 
 class ResultsError(SettingError):
@@ -56,9 +54,9 @@ def append(path, *rows):
     else is written.
 
     Raises:
-        ResultsError: a file that read() refuses or is not a regular one, a stuck lock, a full disk.
+        ResultsError: a file that cannot be read in full, or is not a regular one, a stuck lock, a full disk.
     """
-    from filelock import FileLock  # only here: `make submit` reads files without any package
+    from filelock import FileLock  # only here: a child never writes a file
 
     path = Path(os.path.realpath(path))  # a symbolic link stays one
     with explaining(path):
@@ -66,13 +64,20 @@ def append(path, *rows):
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             text = read_text(path)
             if text and not text.startswith(HEADER):
-                stored, left_out = parse(text, path)
-                if left_out:  # they would be lost
-                    raise ResultsError(f"{left_out}: fix or delete them, or move the file away")
-                text = to_text(stored, [])
+                text = update_header(text, path)
                 replace_file(path, text.encode())
             before = HEADER if not text else "" if text.endswith("\n") else "\n"
-            add_bytes(path, (before + to_text([], rows).removeprefix(HEADER)).encode() if rows else b"")
+            add_bytes(path, (before + to_text(rows)).encode() if rows else b"")
+
+
+def update_header(text, path):
+    """Return the text of a file with the columns of today, as they are written today."""
+    from bench.records import tables  # only here: pandas takes a while
+
+    frame, unfit = tables.parse(text, path)
+    if unfit:  # they would be lost
+        raise ResultsError(f"{path}: line {unfit[0]} cannot be read: fix or delete it, or move the file away")
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
 def add_bytes(path, content):
@@ -108,14 +113,21 @@ def explaining(path):
         ) from None
 
 
-def to_text(stored, rows):
-    """Return the text of a file: its header, rows that read() returned, and new rows."""
+def to_text(rows):
+    """Return rows as lines of a file, without its header."""
     text = io.StringIO(newline="")
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(stored)
-    table.writerows({name: to_cell(value) for name, value in row.items()} for row in rows)
+    csv.DictWriter(text, COLUMNS, lineterminator="\n").writerows(map(to_cells, rows))
     return text.getvalue()
+
+
+def to_cells(row):
+    """Return a row as text: unknown is blank, floats have six digits, text is printable and has no line breaks."""
+    cells = {}
+    for name, value in row.items():
+        is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
+        text = "" if is_unknown else f"{value:.6g}" if isinstance(value, float) else str(value)
+        cells[name] = make_printable(text)[:MOST_LETTERS]
+    return cells
 
 
 def replace_file(path, content):
@@ -139,66 +151,3 @@ def read_text(path):
     if not path.is_file():
         raise ResultsError(f"{path} is not a regular file: move it away, or set RESULTS_DIR")
     return path.read_bytes().decode(errors="surrogateescape")
-
-
-def read_files(paths, warn):
-    """Return the rows of several files; warn() also gets a line for each file that is left out."""
-    rows = []
-    for path in paths:
-        try:
-            rows += read(path, warn)
-        except (ResultsError, OSError) as error:
-            warn(f"left out: {error}")
-    return rows
-
-
-def read(path, warn=lambda line: None):
-    """Return the rows of a file as dicts of text with all COLUMNS in order; [] for a missing or empty file.
-
-    Lines that do not fit are left out, and warn() gets one line that says how many, and what is wrong with the first.
-
-    Raises:
-        ResultsError: the file is foreign, or of another version.
-    """
-    rows, left_out = parse(read_text(path), path)
-    if left_out:
-        warn(left_out)
-    return rows
-
-
-def parse(text, path):
-    """Return (rows of a file's text as read() returns them, what read() says of lines that are left out or "").
-
-    Spreadsheets write a byte order mark and other delimiters. A later header, as of a file that `cat >>` added, names
-    the columns of the lines below it.
-    """
-    lines = text.removeprefix("\ufeff").splitlines() or [""]
-    delimiter = max(",;\t", key=lines[0].count)
-    header, rows, faults = [], [], []
-    for number, line in enumerate(lines, 1):
-        cells = next(csv.reader([line], delimiter=delimiter), [])
-        if not any(cells):
-            continue
-        if not header or {"schema", "machine"} <= set(cells):
-            header = cells
-            if wrong := sorted({"schema", "machine"} - set(header) or Counter(header) - Counter([*COLUMNS])):
-                why = f"it begins with {header[0][:40]!r}; missing, unknown or twice: {wrong[0][:40]!r}"
-                fix = "name one such as results/<machine>.csv, or move it away"
-                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
-            continue
-        row = dict.fromkeys(COLUMNS, "") | dict(zip(header, cells, strict=False))
-        is_whole = len(cells) == len(header) and line.count('"') % 2 == 0
-        fault = find_fault(row) if is_whole else "it is cut, or has a cell or a quote too many"
-        if fault:
-            faults.append(f"line {number}: {fault}")
-        else:
-            rows.append(row)
-    count = f"{len(faults)} of {len(faults) + len(rows)} rows"
-    return rows, f"{path}: {count} cannot be read and are left out, first {faults[0]}" if faults else ""
-
-
-def to_cell(value):
-    """Format a cell: unknown is blank, floats have six digits, text is printable and has no line breaks."""
-    if value is None or (isinstance(value, float) and not math.isfinite(value)):
-        return ""
-    return make_printable(f"{value:.6g}" if isinstance(value, float) else str(value))[:MOST_LETTERS]

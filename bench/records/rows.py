@@ -41,7 +41,7 @@ def name_chip(row):
         ValueError: a GPU's name has no letters or digits.
     """
     gpu_name = None if row["device"] in (None, "", "cpu", "mps") else row["device_name"]
-    return name_machine(row["cpu_name"], row["cpu_count"], gpu_name, row["gpu_cores"])
+    return name_machine(row["cpu_name"], row["cpu_id"], row["cpu_count"], gpu_name, row["gpu_cores"])
 
 
 def complete_row(host, line, **of_run):

@@ -1,82 +1,206 @@
-"""Read results files as frames of results, and choose the one that counts of each chip, work and setup."""
+"""Read results files as one frame of rows, combine the rows of a run, and choose the results that count.
 
+A row is what one process measured of one work. A result is what a run, all processes of one combination of settings,
+measured of it. A published row is a result already.
+"""
+
+import csv
+import math
+from collections import Counter
+
+import numpy as np
 import pandas as pd
 
 from bench.records import columns, peaks, results
-from bench.records.columns import disturbing_flags
-from bench.records.combine import NUMBERS, combine, convert, count_processes
-from bench.records.verdict import IN_TFLOPS
+from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, WORK
+from bench.records.likeness import work_of
+from bench.records.results import ResultsError
+from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
+from bench.settings import SCOPES
 
-WORK_AND_KIND = (*columns.WORK, "kind")  # and whether a CPU or a GPU did it
-RATE = ["value", "low", "high"]
-MAY_BE_ZERO = [columns.COLUMNS[name].holds == "number" for name in NUMBERS]
 ENOUGH = 3  # processes; a result of fewer is a quick check
+METERS = [name for name in NUMBERS if COLUMNS[name].holds == "meter"]
+ENDS = ["throughput_low", "throughput_high"]
+MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
+OF_WORK = [*WORK, "measured_precision"]
+OF_PEAKS = [*MACHINE, "precision", "world_size", "tflops", "bandwidth"]
 
 
-def read_rows(paths, warn):
-    """Read all results of these CSV files as one frame, in the order of the files.
+def load(paths, warn=lambda line: None):
+    """Read the rows of CSV files as one frame, in the order of the files.
 
-    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu",
-    `published`, whether others measured it, `disturbed`, `processes`, their number, `bottleneck`, and `shown`, the name
-    of the device, or of the machine if several have this device. A file that is foreign or newer is left out, and so is
-    a row that cannot be read: warn() gets a line.
+    It has all columns: numbers as floats (NaN: unknown, or the 0 of a stuck meter), the rest as text. Added are
+    `kind`, "cpu" or "gpu", and `published`, whether others measured it.
+
+    Args:
+        warn: called with a line for a file that is left out, or of which lines are left out.
     """
-    frame = to_frame(list(map(convert, results.read_files(paths, warn))))
-    of_machines = frame.groupby(["source", "device_name"])["machine"].transform("nunique")
-    names = frame["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    return frame.assign(shown=names.where(frame["published"] | (of_machines == 1), frame["machine"]))
+    frames = []
+    for path in paths:
+        try:
+            text, unfit = parse(results.read_text(path), path)
+        except (ResultsError, OSError) as error:
+            warn(f"left out: {error}")
+            continue
+        numbers = text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float)
+        are_numbers = (text[NUMBERS] == "") | ((numbers >= 0) & (numbers < math.inf))
+        fits = are_numbers.all(axis=1) & (text["schema"] == str(SCHEMA)) & (text["machine"] != "")
+        if unfit := sorted([*unfit, *text[~fits].index]):
+            count = f"{len(unfit)} of {fits.sum() + len(unfit)} rows"
+            warn(f"{path}: {count} cannot be read and are left out, first line {unfit[0]}")
+        frames.append(text.assign(**numbers)[fits])
+    return complete(pd.concat([frame_of([]), *frames], ignore_index=True))
 
 
-def to_frame(rows):
-    """Make a frame of the results of rows, as read_rows() describes it; the 0 of a stuck meter is NaN."""
-    found = combine(rows)
-    numbers = pd.DataFrame({name: [row[name] for row in found] for name in NUMBERS}, dtype=float)
-    numbers = numbers.where((numbers > 0) | MAY_BE_ZERO)
-    blanks = {name: column.blank for name, column in columns.COLUMNS.items() if name not in NUMBERS}
-    text = {name: [row[name] or blank for row in found] for name, blank in blanks.items()}
-    frame = pd.DataFrame(text, dtype=str).join(numbers)
+def frame_of(rows):
+    """Return rows that were just measured, dicts of typed cells, as load() returns those of files."""
+    text = pd.DataFrame([results.to_cells(row) for row in rows], columns=list(COLUMNS), dtype=str).fillna("")
+    return complete(text.assign(**text[NUMBERS].apply(pd.to_numeric).astype(float)))
+
+
+def complete(frame):
+    """Return a frame with what follows from its cells: see load()."""
+    published = frame["source"] != ""
+    blanks = {
+        name: frame[name].mask(frame[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank
+    }
+    steps = frame["batch_size"].pipe(pd.to_numeric, errors="coerce") / frame["step_seconds_median"]
+    rates = frame["throughput"].fillna((frame["items"] / frame["seconds"]).fillna(steps).where(published))
+    units = frame["workload"].map({"transformer": "sequences/s"}).fillna("images/s")
     return frame.assign(
+        **blanks,
+        **frame[METERS].replace(0, np.nan),
+        throughput=rates,
+        unit=frame["unit"].mask(published & (frame["unit"] == "") & rates.notna(), units),
         kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
-        published=frame["source"] != "",
-        disturbed=[bool(disturbing_flags(row)) for row in found],
-        processes=[max(1, count_processes(row)) for row in found],
-        bottleneck=[row["bottleneck"] for row in found],
+        published=published,
+        # Each published figure is a result by itself.
+        run_id=frame["run_id"].mask(published, "published " + frame.index.astype(str)),
     )
 
 
-def choose_rows(rows):
-    """Choose the result of each chip, work and setup that counts, and all published figures; the oldest comes first.
+def parse(text, path):
+    """Return (frame of a file's text with all COLUMNS, numbers of the lines that do not fit and are left out).
 
-    Of several one of the newest METHOD_VERSION counts, then an undisturbed one, then one of ENOUGH processes, then one
-    by itself before one of a group, then one of a clean commit, then the newest.
+    The frame's index are the numbers of the lines. Spreadsheets write a byte order mark and other delimiters. A later
+    header, as of a file that `cat >>` added, names the columns of the lines below it. A cell has no line break.
+
+    Raises:
+        ResultsError: the file is foreign, or of another version.
     """
-    ranked = rows.assign(
-        undisturbed=~rows["disturbed"],
-        enough=rows["processes"] >= ENOUGH,
-        alone=rows["group"] == "",
-        clean=~rows["commit"].str.endswith("-dirty"),
-    ).sort_values(["method_version", "undisturbed", "enough", "alone", "clean", "timestamp"])
-    is_last = ~ranked.duplicated(["published", *peaks.CHIP, *WORK_AND_KIND, *columns.SETUP], keep="last")
-    chosen = rows.loc[rows["published"] | is_last.sort_index()]
-    return chosen.sort_values("timestamp", kind="stable", ignore_index=True)
+    lines = text.removeprefix("\ufeff").splitlines() or [""]
+    delimiter = max(",;\t", key=lines[0].count)
+    blocks, unfit = [], []
+    for number, line in enumerate(lines, 1):
+        cells = next(csv.reader([line], delimiter=delimiter), [])
+        if not any(cells):
+            continue
+        if not blocks or {"schema", "machine"} <= set(cells):
+            if wrong := sorted({"schema", "machine"} - set(cells) or Counter(cells) - Counter([*COLUMNS])):
+                why = f"it begins with {cells[0][:40]!r}; missing, unknown or twice: {wrong[0][:40]!r}"
+                fix = "name one such as results/<machine>.csv, or move it away"
+                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
+            blocks.append((cells, {}))
+        elif line.count('"') % 2 or len(cells) != len(blocks[-1][0]) or not "".join(cells).isprintable():
+            unfit.append(number)
+        else:
+            blocks[-1][1][number] = cells
+    frames = [pd.DataFrame.from_dict(rows, "index", str, header) for header, rows in blocks if rows]
+    return pd.concat([pd.DataFrame(columns=list(COLUMNS), dtype=str), *frames]).fillna(""), unfit
 
 
-def latest(rows):
-    """Select the result of each chip, work and setup that counts, and all published figures, whatever their status.
+# Results
 
-    The rows of sustained runs are left out. Adds to their columns: `value`, its unit in `per` (TFLOP/s for operators)
-    and its interval, `low` and `high`; `setup`: in words, if a chip has several for the same work, or cards of one name
-    several power limits; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones measured on its chip.
+
+def combine(rows):
+    """Return a frame of the results of rows, which may be those of many runs, in their order.
+
+    A result is the row of the median process (of two in the middle the slower one), with an interval from the lowest
+    end of all processes to the highest one. Processes that others disturbed, or that failed or were interrupted, do
+    not count if the run has others; the note says so. Added are `processes`, how many count (of failures none),
+    `process_rates`, a text with their rates, `disturbed`, and `bottleneck`, what limits a pipeline.
     """
-    done = rows[((rows["status"] == "ok") | rows["published"]) & (rows["scope"] != "sustained")]
-    lines = choose_rows(done)
-    published = lines["published"]
+    rows = rows.drop_duplicates(["run_id", *WORK, "process", "status"])  # a file may have been added to itself
+    is_ok = rows["status"] == "ok"
+    disturbed = rows["flags"].str.contains("|".join(DISTURBING))
+    rows = rows.assign(
+        disturbed=disturbed,
+        grade=np.select([is_ok & ~disturbed, is_ok, rows["throughput"].notna()], [3, 2, 1], 0),
+        result=rows.groupby(["run_id", *WORK], sort=False).ngroup(),
+    )
+    counts = rows["grade"] == rows.groupby("result")["grade"].transform("max")
+    ordered = rows[counts].sort_values("throughput", kind="stable").groupby("result")
+    middle = (ordered["grade"].transform("size") - 1) // 2
+    found = rows.loc[middle.index[ordered.cumcount() == middle]].set_index("result").sort_index()
+    of = rows[counts].groupby("result")
+    size = of.size()
+    rates = rows[counts]["throughput"]
+    low, high = (rows[counts][name].fillna(rates).groupby(rows["result"]) for name in ENDS)
+    found = found.assign(
+        throughput_low=low.min().where(size > 1, found["throughput_low"]),
+        throughput_high=high.max().where(size > 1, found["throughput_high"]),
+        output_error=of["output_error"].max(),
+        flags=of["flags"].agg(lambda texts: " ".join(dict.fromkeys(" ".join(texts).split()))),
+        note=of["note"].agg(join_notes),
+        processes=size.where((found["grade"] > 0) | found["published"], 0),
+        process_rates=of["throughput"].agg(lambda rates: " ".join(f"{rate:.4g}" for rate in rates.dropna())),
+        bottleneck="",
+    )
+    for result, left_out in rows[~counts].groupby("result"):
+        found.loc[result, "note"] = join_notes([found.at[result, "note"], *explain(left_out, size[result])])
+    return name_bottlenecks(found.reset_index(drop=True))
+
+
+def join_notes(texts):
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+def explain(left_out, count):
+    """Yield why rows of a result do not count, of which `count` do: each failure, and what disturbed how many."""
+    failed = left_out[~left_out["status"].isin(["ok", "interrupted"])]
+    for row in failed.to_dict("records"):
+        yield f"{row['status']} in a process: {row['note']}"
+    disturbed = left_out.loc[left_out["status"] == "ok", "flags"]
+    if len(disturbed):
+        flags = {flag: disturbed.str.contains(flag).sum() for flag in DISTURBING}
+        why = ", ".join(f"{flag} in {number}" for flag, number in flags.items() if number)
+        yield f"{count} of {count + len(disturbed)} processes count: {why}"
+
+
+def name_bottlenecks(found):
+    """Return results with the bottleneck, and its reason, of each run that measured all three scopes."""
+    of_scopes = found[(found["status"] == "ok") & ~found["published"] & found["scope"].isin(SCOPES)]
+    has_all = of_scopes.groupby("run_id")["scope"].transform("nunique") == len(SCOPES)
+    for _, scopes in of_scopes[has_all].groupby("run_id"):
+        by_scope = {row["scope"]: row for row in scopes.reset_index().to_dict("records")}
+        rates = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
+        row = by_scope["end_to_end"]
+        name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+        # If the queue was full at the end, too, being full at the start added nothing.
+        flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
+        found.loc[row["index"], ["bottleneck", "note", "flags"]] = name, join_notes([why, row["note"]]), flags
+    return found
+
+
+def latest(found):
+    """Choose the result of each machine, work and setup that counts, and all published figures; the oldest comes first.
+
+    Of several a sound one counts (undisturbed, of three processes or more), then an undisturbed one, then one of the
+    newest METHOD_VERSION, of a clean commit, the newest. Those of sustained runs are left out.
+
+    Added are `value`, its unit in `per` (TFLOP/s for operators) and its interval, `low` and `high`; `work`, see
+    likeness.work_of(); `setup`, `shown`, how it is told from others; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
+    over the best ones that its machine reached.
+    """
+    found = found[((found["status"] == "ok") | found["published"]) & (found["scope"] != "sustained")]
+    ranked = found.assign(
+        undisturbed=~found["disturbed"],
+        sound=~found["disturbed"] & (found["processes"] >= ENOUGH),
+        clean=~found["commit"].str.endswith("-dirty"),
+    ).sort_values(["sound", "undisturbed", "method_version", "clean", "timestamp"], kind="stable")
+    is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *columns.SETUP], keep="last").reindex(found.index)
+    lines = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
-    several = lines.duplicated([*peaks.CHIP, "source", *WORK_AND_KIND], keep=False)
-    cards = lines.groupby(["device_name", *WORK_AND_KIND])["power_limit_watts"]  # of one name
-    several |= cards.transform("nunique") > 1
-    several &= ~published
-    setups = zip(several, lines[list(columns.SETUP)].to_dict("records"), strict=True)
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     lines = lines.assign(
@@ -84,13 +208,43 @@ def latest(rows):
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        setup=[columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups],
+        work=[work_of(row) for row in lines[OF_WORK].to_dict("records")],
+        setup=describe_setups(lines),
+        shown=name_devices(lines),
     )
-    measured = lines[~published]
-    rows = measured.to_dict("records")
-    reached = peaks.measured_peaks(rows)
-    shares = {
-        f"of_{name}": pd.Series([peaks.fraction_of(reached, row, quantity) for row in rows], measured.index, float)
-        for name, quantity in (("peak", "tflops"), ("bandwidth", "bandwidth"))
-    }
-    return lines.assign(**shares)
+    own = lines[~lines["published"]]
+    reached = peaks.measured_peaks(own)
+    for name, quantity in (("of_peak", "tflops"), ("of_bandwidth", "bandwidth")):
+        shares = [peaks.fraction_of(reached, row, quantity) for row in own[OF_PEAKS].to_dict("records")]
+        lines[name] = pd.Series(shares, own.index, float)
+    return lines
+
+
+def describe_setups(lines):
+    """Describe the setup of each line of which its machine, or cards of the same name, have several; "" for others."""
+    several = lines.duplicated([*MACHINE, *WORK], keep=False)
+    several |= lines.groupby(["device_name", *WORK])["power_limit_watts"].transform("nunique") > 1
+    setups = zip(several & ~lines["published"], lines[list(columns.SETUP)].to_dict("records"), strict=True)
+    return [columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups]
+
+
+def name_devices(lines):
+    """Name the device of each line, or its machine if several have this device."""
+    of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
+    names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
+    return names.where(lines["published"] | (of_machines == 1), lines["machine"])
+
+
+def read(folder, warn=lambda line: None):
+    """Return the results that count of all CSV files of a folder, and published ones: see load() and latest()."""
+    return latest(combine(load(results.list_files(folder), warn)))
+
+
+def combine_rows(rows):
+    """Return the results of rows that were just measured, dicts of typed cells, as dicts; None: unknown."""
+    return to_rows(combine(frame_of(rows)))
+
+
+def to_rows(frame):
+    """Return the lines of a frame as dicts; None: unknown."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")

@@ -1,9 +1,11 @@
 """Rates, and what they show: ratios and bottlenecks."""
 
 import math
+import statistics
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import format_number
+from bench.records.columns import WORK, format_number
 
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
@@ -62,3 +64,49 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     if max(e, end_to_end.high) < OVERLAP * min(device, pipeline).low:  # NaN: unknown
         return "overlap", f"limited by poor overlap: {rates}"
     return name, f"{words}: {rates}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The ratio of two runs' rates."""
+
+    ratio: Rate  # the median of the pairs of processes, and their range
+    pairs: int
+    differing: list[str]  # columns of work; if there are any, the ratio means nothing
+
+
+def compare_runs(rows, base_rows, chosen=()):
+    """Return the Comparison of a run with another one; None if no pair of processes is complete.
+
+    A pair are two processes with the same number in the same group. Its ratio is the median of those of their i-th
+    slices; without slices, that of the two rates.
+
+    Args:
+        rows, base_rows: those of each run, dicts, of any quantities; rates of the scope device are compared.
+        chosen: columns in which the two may differ; use_gpu: in the device.
+    """
+    ours, bases = (
+        {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and row["scope"] == "device"}
+        for some in (rows[::-1], base_rows[::-1])  # of several rows of a process the first is compared
+    )
+    pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
+    if not pairs:
+        return None
+    ratios = [ratio_of(*pair) for pair in pairs]
+    allowed = {"device" if name == "use_gpu" else name for name in chosen}
+    differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
+    ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))
+    return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed])
+
+
+def ratio_of(row, base):
+    slices = []
+    if row["stop_reason"] == base["stop_reason"] == "slices":
+        slices = list(zip(read_rates(row), read_rates(base), strict=False))
+    slices = slices or [(row["throughput"], base["throughput"])]
+    return statistics.median(a / b for a, b in slices)
+
+
+def read_rates(row):
+    """Return the rates of a row's windows, of its slices, or of the parts of a sustained run; [] without any."""
+    return [float(rate) for rate in (row["rates"] or "").split()]

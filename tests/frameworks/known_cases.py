@@ -11,7 +11,7 @@ import torch
 from bench import precision
 from bench.frameworks import base
 from bench.frameworks.pytorch import on_torch_images
-from bench.records.combine import combine, convert
+from bench.records.tables import combine_rows as combine
 from bench.timing import MeasurementError
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import Opener
@@ -128,7 +128,7 @@ def test_the_part_that_limits_a_pipeline_is_named(run, monkeypatch, seconds, lim
     assert ratio_of(prepared, seconds / 2) == pytest.approx(1, abs=0.01)
     of_device = truth_of("image", "inference")
     assert ratio_of(both, max(seconds / 2, of_device)) == pytest.approx(1, abs=0.01)
-    found = next(row for row in combine(map(convert, rows)) if row["scope"] == "end_to_end")
+    found = next(row for row in combine(rows) if row["scope"] == "end_to_end")
     assert (ratio_of(resident, of_device), found["bottleneck"]) == (pytest.approx(1, abs=0.01), limit)
 
 

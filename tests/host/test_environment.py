@@ -18,14 +18,15 @@ from bench.settings import SettingError
 @pytest.mark.parametrize(
     ("cpu", "cores", "gpu", "gpu_cores", "name"),
     [
-        ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-4-cores"),
+        ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-6-79-4-cores"),
+        ("AMD Ryzen 7 5800X 8-Core Processor", 16, None, None, "amd-ryzen-7-5800x-16-cores"),
         ("Apple M1 Max", 10, None, 32, "apple-m1-max-32-gpu-cores"),
         ("AMD EPYC", 2, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, "nvidia-h100-80gb-hbm3-mig-1g-10gb"),
         ("AMD EPYC", 2, "Intel(R) Arc(TM) A770 Graphics", None, "intel-arc-a770-graphics"),
     ],
 )
 def test_a_machine_is_named_after_the_device_that_ran(cpu, cores, gpu, gpu_cores, name):
-    assert environment.name_machine(cpu, cores, gpu, gpu_cores) == name
+    assert environment.name_machine(cpu, "GenuineIntel family 6 model 79 stepping 0", cores, gpu, gpu_cores) == name
 
 
 def answers(monkeypatch, **outputs):
@@ -74,7 +75,7 @@ def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
     monkeypatch.setattr(environment, "read_text", lambda path: f"{cpuinfo}\n" * 2)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     host = environment.read_host()
-    assert environment.name_machine(host.cpu_name, 4, None, None) == f"{machine}-4-cores"
+    assert environment.name_machine(host.cpu_name, "", 4, None, None) == f"{machine}-4-cores"
     assert part_of_id in host.cpu_id
 
 

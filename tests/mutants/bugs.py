@@ -13,7 +13,8 @@ ACCIDENTS = ("tests/frameworks/test_accidents.py",)
 OPERATORS = ("tests/workloads/test_operators.py",)
 STEPS = ("tests/frameworks/test_torch.py::test_a_step_of_training_changes_every_weight",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
-COMBINE, COMBINED = "bench/records/combine.py", ("tests/records/test_combine.py",)
+VERDICT, VERDICTS = "bench/records/verdict.py", ("tests/records/test_verdict.py",)
+COMBINE, COMBINED = "bench/records/tables.py", ("tests/records/test_tables.py",)
 ROWS = ("tests/test_child.py",)
 RUN = ("tests/test_run.py",)
 BEST, SEARCHED = "best_settings.py", ("tests/test_best.py",)
@@ -55,9 +56,9 @@ INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
 
 BUGS = {
     # Several processes
-    "intervals_that_shrink": Bug(COMBINE, "rho=0)[place]", "rho=0)[1 - place]", COMBINED),
-    "disturbed_processes_count": Bug(COMBINE, "if not disturbing_flags(row)] or ok", "] or ok", COMBINED),
-    "the_fastest_process": Bug(COMBINE, "[(len(sound) - 1) // 2]", "[-1]", COMBINED),
+    "intervals_that_shrink": Bug(COMBINE, "low.min()", "low.max()", COMBINED),
+    "disturbed_processes_count": Bug(COMBINE, "[is_ok & ~disturbed, is_ok,", "[is_ok, is_ok,", COMBINED),
+    "the_fastest_process": Bug(COMBINE, "- 1) // 2\n", "- 1)\n", COMBINED),
     "accept_unequal_weights_of_ranks": Bug(CHILD, "require(not unlike", "require(True", ("tests/test_ranks.py",)),
     "divide_by_the_wrong_batch_size": Bug(
         CHILD, "            workload.items_per_step * group", "            2 * workload.items_per_step * group", ROWS
@@ -72,7 +73,7 @@ BUGS = {
     "the_same_one_first_in_every_round": Bug("bench/run.py", "(runs if number % 2 else runs[::-1])", "runs", RUN),
     "the_same_one_first_in_every_slice": Bug("bench/run.py", "        waiting.reverse()\n", "", RUN),
     "compare_slices_that_are_not_neighbours": Bug(
-        COMBINE, "statistics.median(a / b for a, b in slices)", "max(slices)[0] / min(slices)[1]", COMBINED
+        VERDICT, "statistics.median(a / b for a, b in slices)", "max(slices)[0] / min(slices)[1]", VERDICTS
     ),
     # A window
     "skip_a_step": Bug(TIMED, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),

@@ -4,7 +4,7 @@ import pytest
 from matplotlib import pyplot as plt
 
 from bench.plots import frames
-from bench.records import results
+from bench.records import results, tables
 
 
 @pytest.fixture
@@ -17,4 +17,4 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def load(folder):
-    return lambda: frames.load(folder, pytest.fail)
+    return lambda: frames.select_valid(tables.read(folder, pytest.fail))

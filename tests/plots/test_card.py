@@ -3,6 +3,7 @@
 import pytest
 
 from bench.plots import card, frames
+from bench.records import tables
 from bench.workloads.standard_set import STANDARD_SET
 from tests.rows import GPU, PEAK, rate, standard_set, write
 
@@ -12,7 +13,7 @@ OF_THE_CPU = [line for line in STANDARD_SET if line.suits("cpu", "torch")]
 
 
 def make(folder, framework="torch"):
-    return card.make_card(frames.load(folder, pytest.fail), "a", framework)
+    return card.make_card(frames.select_valid(tables.read(folder, pytest.fail)), "a", framework)
 
 
 def test_published_machines_are_those_that_compare_with_most_of_it(folder):
@@ -59,17 +60,17 @@ def test_a_small_share_is_not_zero_percent(share, words):
     assert card.format_percent(share) == words
 
 
-def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_same_chip_are_shown(folder):
+def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_machine_are_shown(folder):
     peak = rate(1) | {"workload": "matmul", "model": "matmul-peak", "phase": "", "precision": "float32"}
-    here, elsewhere = {"cpu_id": "x", "tflops": "0.2"}, {"cpu_id": "y", "tflops": "0.5", "matrix_size": "8x8x8"}
-    write(folder, [*standard_set(tflops="0.1", cpu_id="x"), peak | here, peak | elsewhere])
-    about = {"phase": "inference", "timestamp": LATER, "run_id": "x", "cpu_id": "x", "tflops": "0.1"}
+    here, disturbed = {"tflops": "0.2"}, {"flags": "contended", "tflops": "0.5", "matrix_size": "8x8x8"}
+    write(folder, [*standard_set(tflops="0.1"), peak | here, peak | disturbed])
+    about = {"phase": "inference", "timestamp": LATER, "run_id": "x", "processes": 3, "tflops": "0.1"}
     others = {"batch_size": "64", "compile": "1", "memory_format": "channels_last", "framework": "tensorflow"}
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
     made = make(folder)
     shown = [(line["precision"], line["value"], line["processes"]) for line in next(iter(made.blocks.values()))]
-    assert shown == [("float32", 100, 3), ("bfloat16", 150, 1)]
+    assert shown == [("float32", 100, 3), ("bfloat16", 150, 3)]
     assert [rate for rate, *_ in made.tiles] == ["0.2 TFLOP/s"]
     assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["of_peak"] > 0} == {0.5}
     assert make(folder, framework="tensorflow") is None
@@ -87,14 +88,6 @@ def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
     assert any("another run" in words for words in make(folder).limits)
     write(folder, [rate(90)], "b")
     assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")
-
-
-def test_a_card_shows_one_chip_the_newest_that_has_enough(folder):
-    write(folder, standard_set(cpu_id="old"))
-    write(folder, [rate(7) | {"cpu_id": "new", "timestamp": LATER, "phase": "inference"}])
-    assert {row["cpu_id"] for bars in make(folder).blocks.values() for row in bars} == {"old"}
-    write(folder, [rate(7) | {"cpu_id": "new", "timestamp": LATER}])
-    assert [row["value"] for bars in make(folder).blocks.values() for row in bars] == [7, 7]
 
 
 def test_the_card_is_stored_and_doubts_only_what_is_flagged(folder):

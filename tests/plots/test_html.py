@@ -39,7 +39,7 @@ trial();
 
 
 def read(folder):
-    return tables.latest(tables.read_rows(sorted(folder.glob("*.csv")), pytest.fail))
+    return tables.latest(tables.combine(tables.load(sorted(folder.glob("*.csv")), pytest.fail)))
 
 
 def collect(folder):

@@ -71,22 +71,36 @@ def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, befo
     assert ("exit status" in capsys.readouterr().out) == bool(status)
 
 
-@pytest.mark.parametrize(("setup", "verdict"), [("2", "slower"), ("1", "other setup")])
-def test_another_setup_of_one_machine_gets_no_verdict_and_an_equal_one_comes_first(tmp_path, capsys, setup, verdict):
-    write(tmp_path, [FIVE | rate(100) | {"num_threads": setup}, FIVE | rate(9) | {"num_threads": "64"}], "before")
-    write(tmp_path, [FIVE | rate(50) | {"num_threads": "2"}], "after")
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"})
-    (figures,) = (line for line in capsys.readouterr().out.splitlines() if line.endswith(" images/s"))
-    assert figures[29:44].strip() == verdict
+def compare(folder, capsys):
+    compare_results.main({"RESULTS_DIR": str(folder), "A": "a", "B": "b"})
+    return capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("own", "verdict"), [([], "other framework"), ([{"framework": "mlx"}], "slower")])
-def test_another_framework_gets_no_verdict_and_counts_only_if_there_is_none_of_the_same(tmp_path, capsys, own, verdict):
+@pytest.mark.parametrize(("setup", "ratio"), [("2", " 0.500 "), ("1", " 5.556 ")])
+def test_an_equal_setup_is_compared_first_then_the_newest(tmp_path, capsys, setup, ratio):
+    write(tmp_path, [FIVE | rate(100) | {"num_threads": setup}, FIVE | rate(9) | {"num_threads": "64"}], "a")
+    write(tmp_path, [FIVE | rate(50) | {"num_threads": "2"}], "b")
+    out = compare(tmp_path, capsys)
+    assert (ratio in out, out.count(" images/s")) == (True, 1)
+    assert ("num_threads: 64 in A" in out) == (setup == "1")
+
+
+@pytest.mark.parametrize(("own", "frameworks"), [([], "torch and mlx"), ([{"framework": "mlx"}], "px, mlx")])
+def test_another_framework_is_compared_only_if_there_is_none_of_the_same(tmp_path, capsys, own, frameworks):
     write(tmp_path, [FIVE | rate(100), *(FIVE | rate(100) | cells for cells in own)], "a")
     write(tmp_path, [FIVE | rate(50) | {"framework": "mlx"}], "b")
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
-    figures = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" images/s")]
-    assert [line[29:44].strip() for line in figures] == [verdict]
+    out = compare(tmp_path, capsys)
+    assert (f"{frameworks} on CPU" in out, out.count(" images/s")) == (True, 1)
+
+
+@pytest.mark.parametrize("changes", [{"processes": 2}, {"flags": "contended"}, {"flags": "swapping drift"}])
+def test_too_few_or_disturbed_processes_have_neither_interval_nor_verdict(tmp_path, capsys, changes):
+    write(tmp_path, [FIVE | rate(100)], "a")
+    write(tmp_path, [FIVE | rate(50) | changes], "b")
+    out = compare(tmp_path, capsys)
+    assert "0.500" in out
+    assert "slower" not in out
+    assert "0.49" not in out
 
 
 @pytest.mark.parametrize(("columns", "count"), [("80", 3), ("100", 3), ("300", 1)])

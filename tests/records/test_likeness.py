@@ -2,25 +2,22 @@
 
 import pytest
 
-from bench.plots import frames
-from bench.records import likeness, results
-from bench.records.columns import COLUMNS
-from bench.records.combine import combine, convert, read_stored
+from bench.records import likeness, results, tables
 from bench.records.likeness import describe_how, work_of
 from bench.settings import SettingError
-from tests.rows import GPU, MATMUL, PEAK, ROW, as_text, processes_of, rate, write
+from tests.rows import GPU, MATMUL, PEAK, ROW, processes_of, rate, write
 
 TRAINING = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
 
 
 def row(**cells):
-    return as_text(ROW | cells)
+    return ROW | cells
 
 
 @pytest.fixture(scope="module")
 def ancestors():
     """ResNet-50's training on an RTX 3090, as its source states it: 957 images/s."""
-    lines = frames.load("results", print).lines
+    lines = tables.read("results", print)
     found = lines[(lines["device_name"] == "NVIDIA RTX 3090") & (lines["value"].round() == 957)]
     assert len(found) == 1
     return found.to_dict("records")[0]
@@ -84,20 +81,13 @@ def test_a_name_of_several_machines_is_one_line():
     assert "\n" not in str(error.value)
 
 
-def test_a_rate_that_a_source_does_not_state_follows_from_its_seconds():
-    row = dict.fromkeys(COLUMNS, "") | {"source": "https://a.org", "batch_size": "4"}
-    assert convert(row | {"items": "600", "seconds": "6.0"})["throughput"] == 100
-    assert convert(row | {"step_seconds_median": "0.5"})["throughput"] == 8
-    assert convert(row | {"step_seconds_median": "0.5", "workload": "mlp"})["unit"] == "images/s"
-
-
 def describe(folder, *others, **changes):
     """Describe what is elsewhere for a GPU's row of 100 images/s, which is stored, too."""
     mine = processes_of(ROW | GPU | changes)
     write(folder, mine, "mine")
     for number, other in enumerate(others):
         write(folder, [GPU | {"machine": f"m{number}"} | other], f"m{number}")
-    return likeness.describe_elsewhere(combine(mine)[0], read_stored(folder))
+    return likeness.describe_elsewhere(tables.combine_rows(mine)[0], tables.read(folder))
 
 
 def test_the_same_chip_comes_first_then_the_fastest_of_each_machine(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from bench.host.environment import read_host
 from bench.records import peaks
 from bench.records.rows import complete_row
-from tests.rows import PEAK, ROW, as_text
+from tests.rows import PEAK, ROW, lines_of
 
 A100 = {"device_name": "NVIDIA A100-SXM4-40GB"}
 LAPTOP = {"device_name": "NVIDIA GeForce RTX 4060 Laptop GPU", "rated_bandwidth": 400.0}  # not in the file
@@ -39,20 +39,21 @@ def test_more_than_a_chip_can_do_is_implausible(cells, implausible):
 
 
 def row_of(**changes):
-    return as_text(ROW | PEAK | {"precision": "float16"} | changes)
+    return ROW | PEAK | {"precision": "float16", "run_id": str(changes)} | changes
 
 
-def test_shares_are_of_the_best_of_the_same_chip_and_precision():
-    """Two CPUs may have one name, and a machine's name may be given to two."""
-    old, new = ({"device": "cpu", "device_name": "AMD EPYC", "cpu_id": name} for name in ("family 23", "family 25"))
-    matmuls = [row_of(tflops="1", **old), row_of(tflops="3", **new), row_of(tflops="4", framework="jax", **new)]
-    copies = [row_of(workload="bandwidth", model="copy", throughput=rate, **new) for rate in ("20", "40", "30")]
-    unusable = [row_of(tflops="900", flags="implausible", **new), row_of(tflops="800", status="interrupted", **new)]
-    best = peaks.measured_peaks([*matmuls, row_of(tflops="9", precision="float32", **new), *copies, *unusable])
+def test_shares_are_of_the_best_of_the_same_machine_and_precision():
+    old, new = {"machine": "epyc-23"}, {"machine": "epyc-25"}
+    matmuls = [row_of(tflops=1.0, **old), row_of(tflops=3.0, **new), row_of(tflops=4.0, framework="jax", **new)]
+    copies = [
+        row_of(workload="bandwidth", model=name, throughput=rate, **new) for name, rate in (("a", 20.0), ("b", 40.0))
+    ]
+    unusable = [row_of(tflops=900.0, flags="implausible", **new), row_of(tflops=800.0, status="interrupted", **new)]
+    best = peaks.measured_peaks(lines_of(*matmuls, row_of(tflops=9.0, precision="float32", **new), *copies, *unusable))
     row = ROW | {"precision": "mixed_float16", "tflops": 2.0, "bandwidth": 10.0}
-    chips = old, new, new | {"device_name": "AMD Ryzen"}, new | {"tflops": None, "bandwidth": None}
-    assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None, None]
-    assert [peaks.fraction_of(best, row | chip, "bandwidth") for chip in chips] == [None, 0.25, None, None]
+    chips = old, new, {"machine": "ryzen"}, new | {"device": "mps"}, new | {"tflops": None, "bandwidth": None}
+    assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None, None, None]
+    assert [peaks.fraction_of(best, row | chip, "bandwidth") for chip in chips] == [None, 0.25, None, None, None]
     assert peaks.fraction_of(best, row | new | {"precision": "bfloat16"}, "tflops") is None
 
 

@@ -1,10 +1,11 @@
-"""The latest result of each machine, work and setup, and files that are not as they should be."""
+"""A result is what the processes of a run measured; the latest sound one of each machine, work and setup counts."""
 
 import pytest
 
 from bench.records import tables
+from bench.records.tables import combine_rows as combine
 from tests import rows
-from tests.rows import rate
+from tests.rows import ROW, processes_of, rate
 
 
 @pytest.fixture
@@ -13,7 +14,7 @@ def write(tmp_path):
 
 
 def summary(*paths):
-    return tables.latest(tables.read_rows(paths, pytest.fail))
+    return tables.latest(tables.combine(tables.load(paths, pytest.fail)))
 
 
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
@@ -23,7 +24,7 @@ THREE = {"processes": 3}
 
 
 @pytest.mark.parametrize(
-    ("rows", "cells"),
+    ("some", "cells"),
     [
         ([{}], {"value": 100, "low": 99, "high": 101, "per": "images/s", "processes": 1}),
         ([rate(90), rate(110) | {"processes": 3, "commit": "later"}], {"value": 110, "processes": 3}),
@@ -33,8 +34,10 @@ THREE = {"processes": 3}
         # A disturbed row counts only if there is no other one.
         ([rate(90), rate(10) | CONTENDED | {"commit": "later"}], {"value": 90}),
         ([rate(10) | CONTENDED, rate(90) | {"group": "x"}], {"value": 90}),
-        # A row of a comparison does not push out one of its own, unless that is a quick check.
-        ([rate(90) | THREE, rate(110) | THREE | {"group": "x"} | LATER], {"value": 90}),
+        # A quick check, or a disturbed run, never retires a sound result.
+        ([rate(90) | THREE, rate(110) | {"method_version": 4} | LATER], {"value": 90}),
+        ([rate(90) | THREE, rate(110) | THREE | {"method_version": 4} | CONTENDED], {"value": 90}),
+        ([rate(90) | THREE | LATER, rate(110) | THREE | {"method_version": 4}], {"value": 110}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
         # Rows of one run are a result of as many processes.
         (
@@ -46,15 +49,15 @@ THREE = {"processes": 3}
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
     ],
 )
-def test_the_latest_row_of_the_same_work_counts(write, rows, cells):
-    (row,) = summary(write(*rows)).to_dict("records")
-    assert {name: row[name] for name in cells} == pytest.approx(cells)
+def test_the_latest_row_of_the_same_work_counts(write, some, cells):
+    (found,) = summary(write(*some)).to_dict("records")
+    assert {name: found[name] for name in cells} == pytest.approx(cells)
 
 
 def test_every_setup_is_a_line_that_says_so(write):
     base = rate(1000) | {"num_threads": "64"}
     found = summary(write(base, rate(50) | {"num_threads": "1", "power_limit_watts": "450"}))
-    lines = [(row["value"], row["setup"]) for row in found.to_dict("records")]
+    lines = [(each["value"], each["setup"]) for each in found.to_dict("records")]
     assert lines == [(1000, "64 threads"), (50, "power limit 450 W, 1 thread")]
 
 
@@ -74,21 +77,111 @@ def test_shares_are_of_own_results_over_own_peaks(write):
     peak = {"workload": "matmul", "model": "matmul-peak", "phase": "", "tflops": "9.6"}
     moved = rate(60) | {"workload": "bandwidth", "model": "copy", "phase": "", "tflops": ""}
     decode = {"workload": "llm", "model": "llama", "phase": "decode", "tflops": "", "bandwidth": "30"}
-    rows = [{}, peak, peak | {"tflops": "790"} | cited, moved, moved | rate(40) | CONTENDED, decode, decode | cited]
-    found = summary(write(*rows), write({}, machine="b"))
+    some = [{}, peak, peak | {"tflops": "790"} | cited, moved, moved | rate(40) | CONTENDED, decode, decode | cited]
+    found = summary(write(*some), write({}, machine="b"))
     assert found["of_bandwidth"].dropna().tolist() == [0.5]
     assert found["of_peak"].dropna().tolist() == pytest.approx([0.25, 1])
 
 
 def test_rows_of_sustained_runs_are_left_out(write):
-    rows = tables.read_rows([write({})], pytest.fail)
-    assert tables.latest(rows.assign(scope="sustained")).empty
+    assert summary(write({"scope": "sustained"})).empty
 
 
 def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path):
     broken, said = tmp_path / "broken.csv", []
     broken.write_text("a,b\n1,2\n")
-    rows = tables.read_rows([write({}), broken, write({}, machine="b")], said.append)
-    assert rows["machine"].tolist() == ["a", "b"]
+    found = tables.load([write({}), broken, write({}, machine="b")], said.append)
+    assert found["machine"].tolist() == ["a", "b"]
     (line,) = said
     assert line.count("broken.csv") == 1
+
+
+def test_a_rate_that_a_source_does_not_state_follows_from_its_seconds():
+    cited = dict.fromkeys(ROW) | {"schema": 2, "machine": "m", "source": "https://a.org", "batch_size": 4}
+    found = tables.frame_of([cited | {"items": 600.0, "seconds": 6.0}, cited | {"step_seconds_median": 0.5}])
+    assert found[["throughput", "unit"]].to_numpy().tolist() == [[100, "images/s"], [8, "images/s"]]
+
+
+# The processes of a run
+
+
+def row(rate, low=None, high=None, **changes):
+    cells = {"throughput": rate, "throughput_low": low, "throughput_high": high, "seconds": 1 / rate}
+    return ROW | cells | changes
+
+
+def combine_all(*some):
+    return combine(processes_of(*some))
+
+
+@pytest.mark.parametrize(
+    ("rates", "middle"), [((3.0,), 3), ((12.0, 10.0, 11.0), 11), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)]
+)
+def test_the_cells_are_those_of_the_median_process_or_the_slower_of_two(rates, middle):
+    (found,) = combine_all(*(row(rate, rate - 1, rate + 1) for rate in rates))
+    assert (found["throughput"], found["seconds"]) == (middle, pytest.approx(1 / middle, rel=1e-5))
+    assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
+    assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
+    assert combine_all(row(3.0))[0]["throughput_low"] is None
+
+
+def test_quantities_and_runs_stay_apart():
+    first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input")]
+    some = [each | {"process": 1} for each in first] + [row(11.0, process=2), row(12.0, process=3)]
+    found = combine([*some, row(99.0, process=1, run_id="x")])
+    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "99"]
+
+
+def test_the_flags_of_all_processes_and_the_largest_error_are_kept():
+    (found,) = combine_all(row(3.0, output_error=0.3, flags="drift"), row(4.0, output_error=0.1, flags="short drift"))
+    assert (found["output_error"], found["flags"]) == (0.3, "drift short")
+    assert combine_all(row(3.0))[0]["output_error"] is None
+
+
+@pytest.mark.parametrize("flag", ["contended", "swapping"])
+@pytest.mark.parametrize(("disturbed", "count"), [(1, 1), (2, 2), (1, 2), (1, 3), (4, 5)])
+def test_disturbed_processes_drop_out_of_a_run_that_has_others(flag, disturbed, count):
+    (found,) = combine_all(*(row(1.0 + i, flags=flag if i < disturbed else "") for i in range(count)))
+    left = count - disturbed or count
+    assert (len(found["process_rates"].split()), found["flags"]) == (left, flag if disturbed == count else "")
+    assert (f"{left} of {count}" in found["note"]) == (left < count)
+
+
+def test_a_failure_of_some_processes_is_in_the_note():
+    failed = row(1.0, status="crashed", note="x", throughput=None)
+    (found,) = combine_all(failed)
+    assert (found["status"], found["note"]) == ("crashed", "x")
+    (found,) = combine_all(row(3.0), failed)
+    assert (found["status"], found["process_rates"], found["note"]) == ("ok", "3", "crashed in a process: x")
+
+
+def test_what_ctrl_c_left_counts_only_if_there_is_nothing_else():
+    left = row(2.0, status="interrupted")
+    assert combine_all(left)[0]["throughput"] == 2
+    (found,) = combine_all(row(3.0), left)
+    assert (found["process_rates"], found["note"]) == ("3", "")
+
+
+def test_a_file_that_was_added_to_itself_counts_once():
+    some = processes_of(row(3.0), row(4.0))
+    (found,) = combine(some + some)
+    assert found["process_rates"] == "3 4"
+
+
+@pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
+def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(device, pipeline, name):
+    rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
+    cells = {"flags": "short", "process": 1, "note": "x"}
+    some = [row(rate, rate * 0.99, rate * 1.01, scope=scope, **cells) for scope, rate in rates.items()]
+    found = combine(some)[-1]
+    flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
+    assert (found["bottleneck"], found["flags"], found["note"].endswith("; x")) == (name, flags, True)
+    assert not combine(some[:2])[-1]["bottleneck"]
+    assert not combine([some[0] | {"run_id": "other"}, *some[1:]])[-1]["bottleneck"]
+
+
+def test_stored_rows_give_the_same_result(tmp_path):
+    measured = processes_of(*(row(1000 / (7 + i), 1000 / (8 + i), 1000 / (6 + i)) for i in range(5)))
+    path = rows.write(tmp_path, measured)
+    (found,), (again,) = combine(measured), tables.to_rows(tables.combine(tables.load([path], pytest.fail)))
+    assert {name for name in found if found[name] != again[name]} == set()

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from bench.records.verdict import Rate, name_bottleneck, verdict_of
+from bench.records.verdict import Rate, compare_runs, name_bottleneck, verdict_of
+from tests.rows import ROW
 
 TEN = Rate(10, 9, 11)
 
@@ -49,3 +50,46 @@ def test_a_ratio_has_the_widest_interval_that_both_allow():
 )
 def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
     assert name_bottleneck(Rate(*device), Rate(*pipeline), Rate(*both), shares_cores)[0] == name
+
+
+# Comparisons
+
+
+def process(number, *slices, **changes):
+    rates = " ".join(map(str, slices))
+    sliced = {"group": "g", "process": number, "rates": rates, "stop_reason": "slices"}
+    first = ROW | {"throughput": 9.0} | sliced | changes
+    return [first, ROW | {"phase": "forward", "process": number}]
+
+
+def test_a_pair_is_the_median_of_neighbouring_slices():
+    # A slow spell in the second slice of both, and a disturbance in one slice of one of them.
+    ours = [*process(1, 2.4, 0.3, 2.4), *process(2, 2.2, 2.2), *process(3, 2.6), *process(5, 9.0)]
+    bases = [*process(1, 2.0, 0.25, 8.0), *process(2, 2.0, 2.0, 2.0), *process(3, 2.0), *process(4, 1.0)]
+    found = compare_runs(ours, bases)
+    assert found is not None
+    assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
+    assert found.pairs == 3
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_work_that_differs_in_more_than_the_chosen_setting_is_told(place):
+    other = [process(1, 2.0, compile=1), process(2, 2.0, compile=1)]
+    other[place][0] |= {"batch_size": 64, "device": "cuda"}
+    found = compare_runs(other[0] + other[1], process(1, 1.0) + process(2, 1.0), chosen=["compile"])
+    assert found is not None
+    assert found.differing == ["batch_size", "device"]
+
+
+def test_a_process_that_failed_leaves_its_pair_out():
+    failed = process(1, status="crashed")
+    assert compare_runs(failed, process(1, 1.0)) is None
+    found = compare_runs(failed + process(2, throughput=50.0), process(1, 1.0) + process(2, throughput=25.0))
+    assert found is not None
+    assert (found.ratio.throughput, found.pairs) == (2.0, 1)
+
+
+def test_runs_that_were_not_measured_together_have_no_pairs():
+    ours, bases = process(1, 2.0), process(1, 1.0)
+    assert compare_runs(ours, [each | {"group": "other"} for each in bases]) is None
+    assert compare_runs([each | {"group": ""} for each in ours], [each | {"group": ""} for each in bases]) is None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench import check
-from bench.records.combine import combine
+from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Rate, verdict_of
 from bench.timing import MeasurementError, windows
 from bench.timing.intervals import has_drift
