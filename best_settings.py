@@ -26,7 +26,7 @@ from bench.records import report, results, tables
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, read_machine
-from bench.settings import PARTS, Run, SettingError, read_runs, settings_of
+from bench.settings import DECLARED, PARTS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
 
@@ -80,7 +80,7 @@ def list_values(run: Run, runs, device):
     for name in filter(run.environ.__contains__, LISTS):
         values[name] = list(dict.fromkeys(str(other.settings.cell(name.lower())) for other in runs))
     for name, on in TRIED.items():
-        if name in values or name.lower() not in settings_of(run.command):
+        if name in values or settings.cell(name.lower()) is None:
             continue
         default, faster = str(settings.cell(name.lower())), on.get(device.type, ())
         values[name] = [default]
@@ -237,7 +237,8 @@ def finish(search):
         return False
     print("\n".join(search.describe_answer()))
     run = search.find_run(list(steps)[-1])
-    names = [name.upper() for name in settings_of(run.command) if name.upper() in run.environ]
+    used = [name.upper() for name in DECLARED if run.settings.cell(name) is not None]
+    names = [name for name in used if name in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")

@@ -292,45 +292,38 @@ def read_runs(command, environ=os.environ):
     """
     check_names(environ)
     environ = {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
-    declared, texts = settings_of(command), read_texts(command, environ)
-    lists = [name for name in texts if declared[name][-1] == EACH and len(texts[name]) > 1]
+    used = read_used(command, environ)
+    lists = {name: texts for name, (texts, *_, kind) in used.items() if kind == EACH and len(texts) > 1}
     runs = {}  # by the values that make them different
-    for entries in product(*(texts[name] for name in lists)):  # without lists: once, ()
+    for entries in product(*lists.values()):  # without lists: once, ()
         choices = dict(zip(map(str.upper, lists), entries, strict=True))
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         runs.setdefault(tuple(getattr(run.settings, name) for name in lists), run)
-    check_used(command, runs.values(), environ)
+    check_used(command, runs.values(), environ, used)
     return list(runs.values())
 
 
-def settings_of(command):
-    """Return {name: (kind, default, lists)} of the settings that a command uses."""
+def read_used(command, environ):
+    """Return {name: (the texts of its entries, kind, default, lists)} of the settings that a command uses."""
     used = {}
     for name, (kind, *by_command) in DECLARED.items():
+        if isinstance(by_command[0], dict) and command not in by_command[0]:
+            continue
         default, lists = (each.get(command) if isinstance(each, dict) else each for each in by_command)
-        if not isinstance(by_command[0], dict) or command in by_command[0]:
-            used[name] = kind, default, lists
-    return used
-
-
-def read_texts(command, environ):
-    """Return {name: the texts of its entries} of the settings that a command uses, unless they are decided later."""
-    found = {}
-    for name, (_, default, lists) in settings_of(command).items():
         text = environ.get(name.upper(), default[0] if isinstance(default, tuple) else default)
-        if text is not None:
-            found[name] = [each.strip() for each in (text.split(",") if lists else [text])]
-    return found
+        texts = [] if text is None else text.split(",") if lists else [text]
+        used[name] = [each.strip() for each in texts], kind, default, lists
+    return used
 
 
 def parse_settings(command, environ):
     """Parse the settings of one run, that of the first entries of its lists; raises SettingError for a wrong one."""
-    texts, values, cpu_defaults = read_texts(command, environ), {}, {}
-    for name, (kind, default, lists) in settings_of(command).items():
+    values, cpu_defaults = {}, {}
+    for name, (texts, kind, default, lists) in read_used(command, environ).items():
         try:
-            entries = [parse(kind, text) for text in texts.get(name, ())]
+            entries = [parse(kind, text) for text in texts]
         except ValueError as error:
-            given = ",".join(texts[name])
+            given = ",".join(texts)
             hint = "; a list has commas" if lists and re.search(r"[\s;|+]", given) else ""
             raise SettingError(f"{name.upper()}={given!r} must be {error}{hint}") from None
         values[name] = tuple(dict.fromkeys(entries)) or None if lists == TOGETHER else next(iter(entries), None)
@@ -372,9 +365,8 @@ def check_compatible(command, settings, environ):
             raise SettingError(f"{' and '.join(given)} cannot be {verb} in `make {command}`, because {reason}")
 
 
-def check_used(command, runs, environ):
+def check_used(command, runs, environ, used):
     """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
-    used = settings_of(command)
     for name in [name for name in DECLARED if name.upper() in environ]:
         given = f"{name.upper()}={environ[name.upper()]!r}"
         if command == "all" and name not in used:
