@@ -26,7 +26,7 @@ from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
-from bench.settings import DECLARED, PARTS, WORKLOADS, Run, SettingError, is_used, read_runs
+from bench.settings import DECLARED, PARTS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
 
@@ -52,8 +52,8 @@ NOT_REPEATED = ("MAX_SECONDS", "RESULTS_DIR")
 
 def read_search(environ):
     """Return (the settings of the search, the runs of its workload); raises SettingError, also for other lists."""
-    search, *_ = read_runs("best", environ, also=WORKLOADS)
-    runs = read_runs(search.settings.workload, environ, also=("best",))
+    search, *_ = read_runs("best", environ)
+    runs = read_runs(search.settings.workload, environ)
     lists = runs[0].choices.keys() & environ.keys() - {*LISTS}
     is_part = ["PHASE"] if runs[0].settings.phase in PARTS else []
     for name in [*is_part, *filter(environ.__contains__, REFUSED), *sorted(lists)]:
@@ -78,7 +78,7 @@ def list_values(run: Run, runs, device):
     for name in filter(run.environ.__contains__, LISTS):
         values[name] = list(dict.fromkeys(str(other.settings.cell(name.lower())) for other in runs))
     for name, on in TRIED.items():
-        if name in values or not is_used(name.lower(), run.command):
+        if name in values or settings.cell(name.lower()) is None:
             continue
         default, faster = str(settings.cell(name.lower())), on.get(device.type, ())
         values[name] = [default]
@@ -237,7 +237,8 @@ def finish(search):
         return False
     print("\n".join(search.describe_answer()))
     run = search.find_run(list(steps)[-1])
-    names = [name.upper() for name in DECLARED if is_used(name, run.command) and name.upper() in run.environ]
+    used = [name.upper() for name in DECLARED if run.settings.cell(name) is not None]
+    names = [name for name in used if name in run.environ]
     words = [f"{name}={shlex.quote(run.environ[name])}" for name in names if name not in NOT_REPEATED]
     print(f"\nTo measure it again:\n    make {run.command} {' '.join(words)}")
     print("To set the same in a script of your own: docs/best.md\n")
@@ -249,7 +250,7 @@ def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     refuse_ranks("make best")
     search_settings, runs = read_search(os.environ)
-    run = runs[0].with_settings(SCOPE="device") if is_used("scope", search_settings.workload) else runs[0]
+    run = runs[0].with_settings(SCOPE="device") if search_settings.workload == "image" else runs[0]
     host = read_machine([run])
     log.info("Ctrl-C ends the search and prints the best so far")
     device = find_device(run)

@@ -13,15 +13,12 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
-
-import numpy as np
-
 from bench.records import report
 from bench.records.columns import format_number
+from bench.run import benchmark
 from bench.settings import ROOT, SettingError
-from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import BYTES, Workload, flops_of_phase, resolve_model
+from bench.workloads import data
+from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
 # Pixels of the images that are compared with the CPU, and tokens of their prompts, at most: more would take minutes.
 COMPARED_SIDE, COMPARED_PROMPT = 128, 64
@@ -53,11 +50,11 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    settings = resolve_model(settings, DENOISERS)
-    denoiser = DENOISERS[settings.model]
+    model = find_model(settings.model, DENOISERS)
+    denoiser = DENOISERS[model]
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:
-        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {settings.model}")
+        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {model}")
     conditions = {  # those of a prompt have an axis of tokens
         name: shape if len(shape) == 1 else [min(shape[0], COMPARED_PROMPT), *shape[1:]]
         for name, shape in denoiser.conditions.items()
@@ -65,52 +62,23 @@ def diffusion_workload(settings):
     small = replace(denoiser, image_size=min(side, COMPARED_SIDE), conditions=conditions)
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
-    # How many numbers there are for each weight: training adds its gradient, and Adam two more.
-    numbers = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
+    # Tensors for each weight: training adds its gradient, and Adam two more.
+    tensors = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
     return Workload(
         name="diffusion",
-        model=settings.model,
+        model=model,
         unit="steps",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(noise_batches, replace(denoiser, image_size=side)),
-        make_checked=functools.partial(noise_batches, small),
+        make_batches=functools.partial(data.noise_batches, replace(denoiser, image_size=side)),
+        make_checked=functools.partial(data.noise_batches, small),
         loss="mean_squared_error",
         sizes=denoiser,
         parameters=denoiser.parameters,
         flops_per_item=flops if side == denoiser.image_size else None,
         has_convolutions=True,
-        resident_bytes=numbers * denoiser.parameters * BYTES[settings.precision],
+        resident_bytes=tensors * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )
-
-
-def noise_batches(denoiser, batch_size, seed):
-    """Make seeded batches of normal noise: a list of (noisy latents, times, *conditions, *places, noise).
-
-    Latents and noise are float32 of shape (batch_size, channels, side, side), or for Flux (batch_size, side * side,
-    channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
-    row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
-    """
-    random = np.random.default_rng(seed)
-    side = denoiser.image_size // denoiser.pixels
-    channels = denoiser.config["in_channels"]
-    conditions = denoiser.conditions.values()
-    shape = (channels, side, side)
-    places = []
-    if denoiser.takes_tokens:
-        shape = (side * side, channels)
-        ((tokens, _),) = conditions
-        places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
-        places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T
-        places[1][..., 3] = np.arange(tokens)
-
-    def draw(shape):
-        return random.standard_normal((batch_size, *shape), dtype=np.float32)
-
-    def times():
-        return np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32)
-
-    return [(draw(shape), times(), *map(draw, conditions), *places, draw(shape)) for _ in range(RESIDENT_BATCHES)]
 
 
 def describe_images(rows, stored):

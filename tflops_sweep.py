@@ -73,7 +73,9 @@ def measure_sweep(measurer: child.Measurer, _):
     sweep = Sweep(measurer)
     settings = measurer.settings
     device = measurer.device
-    for precision in settings.precision if "matmul" in settings.ops else ():
+    if "convolution" in settings.ops and not settings.precision:
+        raise SettingError(f"OPS={','.join(settings.ops)!r} needs matmul, which estimates a convolution's time: add it")
+    for precision in settings.precision or ():
         sweep_sizes(sweep, precision)
         matmuls = [row for row in sweep.rows if row["status"] == "ok" and row["precision"] == precision]
         best = max((row for row in matmuls if row["model"] == "matmul"), key=itemgetter("tflops"), default=None)

@@ -12,12 +12,9 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 
-from bench.run import benchmark  # isort: skip  # first, because it tells of a missing package
-
-import numpy as np
-
-from bench.workloads.data import RESIDENT_BATCHES
-from bench.workloads.workload import Workload, flops_of_phase, resolve_model
+from bench.run import benchmark
+from bench.workloads import data
+from bench.workloads.workload import Workload, find_model, flops_of_phase
 
 COMPARED_LENGTH = 64  # of sequences that are compared with the CPU if it is too slow for longer ones
 
@@ -54,39 +51,26 @@ ENCODERS = {
 
 def transformer_workload(settings):
     """Describe the work: a step takes one batch of sequences of SEQUENCE_LENGTH tokens."""
-    settings = resolve_model(settings, ENCODERS)
-    encoder = replace(ENCODERS[settings.model], sequence_length=settings.sequence_length)
+    model = find_model(settings.model, ENCODERS)
+    length = settings.sequence_length
+    encoder = replace(ENCODERS[model], sequence_length=length)
     parameters, flops = encoder_counts(encoder, settings.phase)
-    shorter = replace(encoder, sequence_length=min(settings.sequence_length, COMPARED_LENGTH))
+    make_batches = functools.partial(data.labelled_batches, encoder.vocab_size, encoder.labels)
     has_one_length = settings.framework in ("tensorflow", "jax")  # Keras's models
     return Workload(
         name="transformer",
-        model=settings.model,
+        model=model,
         unit="sequences",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(token_batches, encoder),
-        make_checked=None if has_one_length else functools.partial(token_batches, shorter),
+        make_batches=functools.partial(make_batches, length),
+        make_checked=None if has_one_length else functools.partial(make_batches, min(length, COMPARED_LENGTH)),
         loss="cross_entropy",
         sizes=encoder,
         parameters=parameters,
         flops_per_item=flops,
-        item_bytes=8 * encoder.sequence_length,  # int64
-        columns={"sequence_length": encoder.sequence_length, "data": "synthetic"},
+        item_bytes=8 * length,  # int64
+        columns={"sequence_length": length, "data": "synthetic"},
     )
-
-
-def token_batches(encoder, batch_size, seed):
-    """Make seeded batches of token ids from 1 on, because 0 means padding.
-
-    Returns:
-        A list of (ids, labels): int64 of shapes (batch_size, sequence_length) and (batch_size,).
-    """
-    random = np.random.default_rng(seed)
-    shape = (batch_size, encoder.sequence_length)
-    return [
-        (random.integers(1, encoder.vocab_size, size=shape), random.integers(encoder.labels, size=batch_size))
-        for _ in range(RESIDENT_BATCHES)
-    ]
 
 
 def encoder_counts(encoder, phase):

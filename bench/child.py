@@ -25,7 +25,7 @@ from bench import check, frameworks, precision, process
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records.rows import work_cells
-from bench.settings import FRAMEWORKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
+from bench.settings import LACKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads.data import PREFETCH, RESIDENT_BATCHES, epoch_order
@@ -303,7 +303,7 @@ def list_measurements(measurer: Measurer, workload: Workload):
     settings = measurer.settings
     if settings.sustain:
         return [(["sustained"], measurer.measure_scopes)]
-    has_pipeline = workload.has_pipeline and FRAMEWORKS[settings.framework].measures_parts
+    has_pipeline = workload.has_pipeline and "scope" not in LACKS[settings.framework]
     scopes = settings.scope or (SCOPES if has_pipeline and settings.phase not in PARTS else ("device",))
     groups = [[scope for scope in group if scope in scopes] for group in (("device", "end_to_end"), ("input",))]
     measurements = [(group, measurer.measure_scopes) for group in groups if group]

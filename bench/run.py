@@ -12,6 +12,7 @@ import math
 import os
 import sys
 import time
+import uuid
 from dataclasses import replace
 
 from bench import child, process
@@ -24,14 +25,12 @@ from bench.records.rows import make_rows
 from bench.records.verdict import compare_runs
 from bench.settings import (
     COMPARED,
-    FRAMEWORKS,
+    LACKS,
     PARTS,
     ROOT,
     WORKLOADS,
     Run,
     SettingError,
-    is_used,
-    new_id,
     read_runs,
 )
 
@@ -109,7 +108,7 @@ def measure_as_rank(runs, make_workload, measure, describe_rows):
     """Measure one run as a rank of the user's own torchrun or Slurm, in this process; rank 0 stores it."""
     me = ranks.read_ranks()
     run, *others = runs
-    if run.command not in WORKLOADS or not FRAMEWORKS[run.settings.framework].runs_on_many:
+    if run.command not in WORKLOADS or "num_devices" in LACKS[run.settings.framework]:
         ranks.refuse_ranks(f"make {run.command}")
     if others or run.settings.runs not in (None, 1):
         what = "measures one combination once: set RUNS=1, and one value of MODEL and of every other setting"
@@ -230,7 +229,7 @@ def group_runs(runs):
         key = run
         if compared and can_be_compared(run):
             key = tuple(run.choices[name] for name in run.choices if name != compared)
-            if is_used("scope", run.command) and not run.settings.scope:
+            if run.command == "image" and not run.settings.scope:
                 run = run.with_settings(SCOPE="device")
         groups.setdefault(key, []).append(run)
     return list(groups.values())
@@ -253,7 +252,7 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf, is_over=lam
     """
     runs = list(rows_by_run)
     is_together = len(runs) > 1
-    group = new_id() if is_together else ""
+    group = uuid.uuid4().hex[:12] if is_together else ""
     for number in numbers:
         if not runs or is_over():
             return

@@ -16,7 +16,7 @@ import pytest
 
 from bench.host import environment, meters
 from bench.host.environment import SETUP_VARIABLES
-from bench.settings import FRAMEWORKS, KNOWN_NAMES, read_settings
+from bench.settings import FRAMEWORKS, MAKE_VARIABLES, SETTING_NAMES, read_settings
 
 # Before PyTorch is imported. Several tests run at once, and threads that wait for each other take most of the time.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -50,7 +50,7 @@ def young_objects():
 def plain_environment(monkeypatch, tmp_path):
     logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
     setup = filter(SETUP_VARIABLES.fullmatch, os.environ)
-    for name in [*KNOWN_NAMES, *setup, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
+    for name in [*SETTING_NAMES, *MAKE_VARIABLES, *setup, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)

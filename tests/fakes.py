@@ -4,6 +4,7 @@ import importlib
 import math
 
 from bench import process
+from bench.settings import read_settings
 
 # What a child says of one result
 LINE = {"device": "cpu", "device_name": None, "framework": "torch", "framework_version": "1", "workload": "image"}
@@ -14,6 +15,11 @@ LINE |= {"note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "
 def workload_of_command(command, settings):
     """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
     return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
+
+
+def describe(command, **environ):
+    """Return the Workload of a command with the settings of an environment, on a CPU."""
+    return workload_of_command(command, read_settings(command, environ).on("cpu"))
 
 
 class Clock:

@@ -14,7 +14,7 @@ from bench.host import resources
 from bench.host.environment import Card
 from bench.records import results
 from bench.records.rows import work_cells
-from bench.settings import FRAMEWORKS, parse_settings, read_runs, read_settings
+from bench.settings import FRAMEWORKS, LACKS, parse_settings, read_runs, read_settings
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
@@ -105,7 +105,7 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
         planned = measure_all.plan_benchmarks(read_runs("all")[0], device, "bfloat16")
         assert planned
         models |= {workload_of_command(each.command, each.settings.on(device.type)).model for each in planned.values()}
-    assert ("smollm2-135m" in models) == ("llm" in FRAMEWORKS[framework].workloads)
+    assert ("smollm2-135m" in models) == ("llm" not in LACKS[framework].get("command", ()))
 
 
 def count_in_runs(rows):

@@ -63,7 +63,7 @@ def make_card(lines, machine, framework):
     if last["shown"] == machine:  # several machines call their chips by this name
         names.reverse()
     about = [names[1], f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else "", last["os"].partition(",")[0]]
-    about += [f"{FRAMEWORKS[framework].title} {last['framework_version']}", last["timestamp"][:10]]
+    about += [f"{FRAMEWORKS[framework]} {last['framework_version']}", last["timestamp"][:10]]
     whole = [row for row in mine if row["scope"] == "end_to_end" and row["bottleneck"]]
     pipelines = [row for line in STANDARD_SET if line.has_pipeline for row in frames.of_line(whole, line).values()]
     blocks = {}
@@ -122,7 +122,7 @@ def list_tiles(rows, last):
     for name in (*PRECISIONS, "bandwidth"):
         unit, what = ("GB/s", "memory bandwidth") if name == "bandwidth" else ("TFLOP/s", f"{name} matmul")
         if row := best.get(name):
-            other = f"in {FRAMEWORKS[row['framework']].title}" if row["framework"] != last["framework"] else ""
+            other = f"in {FRAMEWORKS[row['framework']]}" if row["framework"] != last["framework"] else ""
             highest = row["highest_clock_mhz"]
             clock = f"{row['clock_mhz']:,.0f} of {highest:,.0f} MHz" if highest > 0 else ""
             how = ", ".join(filter(None, [other, clock]))

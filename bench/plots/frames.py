@@ -6,7 +6,7 @@ import pandas as pd
 
 from bench.records import columns
 from bench.records.likeness import USUAL, class_of, class_of_model
-from bench.settings import DECLARED, SettingError, is_used_in, parse_settings, unmixed
+from bench.settings import DECLARED, SettingError, parse_settings, unmixed
 
 WHO = ["published", "machine", "kind", "framework"]
 LEAST = 2  # works that a card needs
@@ -39,7 +39,7 @@ def cells_of(line, device, framework, precision, compiles):
         settings = parse_settings(line.workload, environ)
     except SettingError:
         return {}
-    cells = {name: settings.cell(name) for name in DEFAULTS if is_used_in(name, line.phase)}
+    cells = {name: settings.cell(name) for name in DEFAULTS}
     cells = {name: str(value) for name, value in cells.items() if value is not None}
     cells = USUAL.get(line.workload, {}) | cells
     return cells | {"precision": line.precision(precision), "weight_bits": str(settings.weight_bits or "")}

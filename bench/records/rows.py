@@ -8,18 +8,18 @@ from bench.host.environment import name_machine
 from bench.process import BEGUN
 from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
-from bench.settings import DECLARED, is_used_in
+from bench.settings import DECLARED
 from bench.timing import METHOD_VERSION
 
 
 def work_cells(settings, workload, scope):
     """Return the cells that describe the work: {column: value}.
 
-    A setting that the phase uses fills the column of its own name, if there is one: DEPTH fills `depth`. Cells in
+    A setting fills the column of its own name, if there is one: DEPTH fills `depth`. Cells in
     Workload.columns replace those of settings.
     """
     has_pipeline = scope in ("input", "end_to_end")
-    names = [name for name in (*WORK, "seed") if name in DECLARED and is_used_in(name, settings.phase)]
+    names = [name for name in (*WORK, "seed") if name in DECLARED]
     if has_pipeline:
         names.append("num_workers")
     return {

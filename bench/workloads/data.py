@@ -14,43 +14,105 @@ PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default 
 JPEG_FILES = 256
 POOL_NUMBERS = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
-RECENT_POOLS = 2  # that are kept: `make tflops` measures its peak with another seed
+MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
+SHARE = 0.5**0.5  # of the noise, and of the colour: each has half of the variance
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-@functools.lru_cache(RECENT_POOLS)
-def normal_pool(seed):
-    return np.random.default_rng(seed).standard_normal(POOL_NUMBERS, dtype=np.float32)
-
-
-@functools.lru_cache(RECENT_POOLS)
-def int8_pool(seed):
-    return np.random.default_rng(seed).integers(-127, 128, POOL_NUMBERS, dtype=np.int8)
-
-
-@functools.lru_cache(RECENT_POOLS)
-def float8_pool(seed):
-    """Round normal_pool() to numbers of float8 e4m3: of four significant bits, and multiples of 2**-9."""
-    pool = normal_pool(seed)
-    step = np.ldexp(np.float32(1), np.maximum(np.frexp(pool)[1], -5) - 4)
+@functools.lru_cache(2)  # `make tflops` measures its peak with another seed
+def draw_pool(precision, seed):
+    """Draw POOL_NUMBERS values: normal float32, those of float8 e4m3 among them, or int8 from -127 to 127."""
+    random = np.random.default_rng(seed)
+    if precision == "int8":
+        return random.integers(-127, 128, POOL_NUMBERS, dtype=np.int8)
+    pool = random.standard_normal(POOL_NUMBERS, dtype=np.float32)
+    if precision != "float8_e4m3":
+        return pool
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(pool)[1], -5) - 4)  # four significant bits, multiples of 2**-9
     return np.round(pool / step) * step
 
 
-def operand_sets(shapes, sets, seed, pool=normal_pool):
-    """Yield the operands of an operator: `sets` tuples of arrays with these shapes, from a pool of numbers.
+def operand_sets(shapes, sets, precision, seed):
+    """Yield the operands of an operator: `sets` tuples of arrays with these shapes, from draw_pool().
 
-    By default they are float32, normal with unit variance. Each array is cut from its own offset in the pool, because
-    generating billions of numbers would take minutes.
+    Each array is cut from its own offset in the pool, because generating billions of values would take minutes.
     """
     start = 0
     for _ in range(sets):
         operands = []
         for shape in shapes:
             # Slice first: the result of resize() keeps a reference to its whole argument.
-            operands.append(np.resize(pool(seed)[start : start + math.prod(shape)], shape))
+            operands.append(np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape))
             start = (start + POOL_STRIDE) % (POOL_NUMBERS // 2)
         yield tuple(operands)
+
+
+def image_batches(sizes, batch_size, seed):
+    """Make seeded batches of normal noise with a brightness and a colour of each image, as photographs have.
+
+    All values together have mean 0 and variance 1, as normalised photographs. Zeros would run faster and draw less
+    power. In a large batch the noise repeats, at other places of each image, because 1,024 images of 224 pixels would
+    take three seconds. Outputs for images of pure noise would hardly differ, by 2 % in a ResNet-50.
+
+    Yields:
+        (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
+    """
+    random = np.random.default_rng(seed)
+    shape = (batch_size, 3, sizes.side, sizes.side)
+    for _ in range(RESIDENT_BATCHES):
+        values = random.standard_normal(min(math.prod(shape), MOST_VALUES), dtype=np.float32)
+        images = np.resize(values, shape)
+        images *= SHARE
+        images += SHARE * random.standard_normal((batch_size, 3, 1, 1), dtype=np.float32)
+        yield images, random.integers(sizes.classes, size=batch_size)
+
+
+def token_batches(vocab_size, length, batch_size, seed):
+    """Make seeded batches of random tokens: [(ids,)], int64 of shape (batch_size, length)."""
+    random = np.random.default_rng(seed)
+    shape = (batch_size, length)
+    return [(random.integers(1, vocab_size, size=shape),) for _ in range(RESIDENT_BATCHES)]  # 0 may mean padding
+
+
+def shifted_batches(vocab_size, length, batch_size, seed):
+    """Make seeded batches of random tokens: [(ids, the token after each)], int64 of shape (batch_size, length)."""
+    drawn = token_batches(vocab_size, length + 1, batch_size, seed)
+    return [(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])) for (ids,) in drawn]
+
+
+def labelled_batches(vocab_size, classes, length, batch_size, seed):
+    """Make seeded batches of random tokens: [(ids, labels)], int64 of shapes (batch_size, length), (batch_size,)."""
+    random = np.random.default_rng(seed)
+    drawn = token_batches(vocab_size, length, batch_size, seed)
+    return [(ids, random.integers(classes, size=batch_size)) for (ids,) in drawn]
+
+
+def noise_batches(denoiser, batch_size, seed):
+    """Make seeded batches of normal noise: a list of (noisy latents, times, *conditions, *places, noise).
+
+    Latents and noise are float32 of shape (batch_size, channels, side, side), or for Flux (batch_size, side * side,
+    channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
+    row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
+    """
+    random = np.random.default_rng(seed)
+    side = denoiser.image_size // denoiser.pixels
+    channels = denoiser.config["in_channels"]
+    conditions = denoiser.conditions.values()
+    shape = (channels, side, side)
+    places = []
+    if denoiser.takes_tokens:
+        shape = (side * side, channels)
+        ((tokens, _),) = conditions
+        places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
+        places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T
+        places[1][..., 3] = np.arange(tokens)
+
+    def draw(shape):
+        return random.standard_normal((batch_size, *shape), dtype=np.float32)
+
+    times = [np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32) for _ in range(RESIDENT_BATCHES)]
+    return [(draw(shape), time, *map(draw, conditions), *places, draw(shape)) for time in times]
 
 
 def epoch_order(count, seed, epoch):

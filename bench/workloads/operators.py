@@ -14,31 +14,32 @@ MIN_SETS = 2
 MAX_SETS = 16
 SAMPLES = 64  # output entries that are compared with float64
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
-EIGHT_BITS = {"int8": data.int8_pool, "float8_e4m3": data.float8_pool}  # precisions, and the numbers for them
+EIGHT_BITS = ("int8", "float8_e4m3")  # precisions of matmul_of_bytes()
+CONVOLUTION = {"name": "convolution", "has_convolutions": True}
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
 
-def operator(model, shapes, samples, *, product=None, columns=(), pool=data.normal_pool, **fields):
+def operator(model, shapes, samples, *, precision="float32", product=None, columns=None, **fields):
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
+        precision: of the operands, as draw_pool() takes it.
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
-        pool: seed -> the numbers that the operands are cut from.
         fields: fields of the Workload, if they are not those of a matmul.
     """
-    columns = {"data": "synthetic", **dict(columns)}
+    columns = {"data": "synthetic"} | (columns or {})
     if product:
         columns["matrix_size"] = "x".join(map(str, product))
         fields["flops_per_item"] = 2 * math.prod(product)
-    numbers = sum(map(math.prod, shapes))
-    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / (2 * numbers))))
+    values = sum(map(math.prod, shapes))
+    sets = min(MAX_SETS, max(MIN_SETS, math.ceil(CACHE_BYTES / (2 * values))))
     return Workload(
         model=model,
         samples=samples,
         columns=columns,
-        make_batches=lambda _, seed: data.operand_sets(shapes, sets, seed, pool),
-        resident_bytes=4 * sets * numbers,  # an upper limit: normal numbers are float32
-        **({"name": model, "unit": "matmuls", "items_per_step": 1} | fields),
+        make_batches=lambda _, seed: data.operand_sets(shapes, sets, precision, seed),
+        resident_bytes=4 * sets * values,  # an upper limit: normal values are float32
+        **({"name": "matmul", "unit": "matmuls", "items_per_step": 1} | fields),
     )
 
 
@@ -48,15 +49,14 @@ def matmul(size):
 
 
 def matmul_of_bytes(precision, size):
-    """Build a matmul of 8-bit numbers; the second matrix is stored as N x K, as weights are."""
+    """Build a matmul of 8-bit values; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
 
     def samples(operands):
         a, weights = operands
         return sample_matmul((a, weights.T))
 
-    fields = {"name": "matmul", "pool": EIGHT_BITS[precision]}
-    return operator("matmul-8bit", ((m, k), (n, k)), samples, product=size, **fields)
+    return operator("matmul-8bit", ((m, k), (n, k)), samples, product=size, precision=precision)
 
 
 def convolution_1x1(size):
@@ -65,19 +65,15 @@ def convolution_1x1(size):
     height = math.gcd(m, 2 ** (m.bit_length() // 2))
     shapes = (1, k, height, m // height), (n, k, 1, 1)
     columns = {"memory_format": "channels_last", "batch_size": 1}
-    fields = {"name": "convolution", "has_convolutions": True}
-    return operator("conv1x1", shapes, sample_convolution, product=size, columns=columns, **fields)
+    return operator("conv1x1", shapes, sample_convolution, product=size, columns=columns, **CONVOLUTION)
 
 
 def convolution_3x3(device):
     """Build the 3 x 3 convolution of tf-metal-experiments: 128 channels, 2 x 9 x 128 x 128 FLOPs per pixel."""
     batch = 4 if device == "cpu" else 32
-    channels = 128
-    side = 256
-    shapes = (batch, channels, side, side), (channels, channels, 3, 3)
-    columns = {"image_size": side, "memory_format": "channels_last", "batch_size": batch}
-    fields = {"name": "convolution", "has_convolutions": True, "unit": "images", "items_per_step": batch}
-    fields["flops_per_item"] = 2 * 9 * channels * channels * side * side
+    shapes = (batch, 128, 256, 256), (128, 128, 3, 3)
+    columns = {"image_size": 256, "memory_format": "channels_last", "batch_size": batch}
+    fields = CONVOLUTION | {"unit": "images", "items_per_step": batch, "flops_per_item": 2 * 9 * 128**2 * 256**2}
     return operator("conv3x3", shapes, sample_convolution, columns=columns, **fields)
 
 
@@ -90,8 +86,8 @@ def bandwidth(model, formula):
         (indices,) = random_indices(output.shape)
         return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
 
-    fields = {"name": "bandwidth", "unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
-    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, **fields)
+    step = {"unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
+    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, name="bandwidth", **step)
 
 
 def list_others(device, side):

@@ -1,7 +1,8 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
+import difflib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.settings import SettingError
@@ -85,27 +86,23 @@ MODELS = {
 }
 
 
-def resolve_model(settings, models, needs_known=True):
-    """Return the settings with the model's own name instead of one that is written differently, as ResNet-50.
-
-    Letters and digits have to agree, in any case, with the name or with that in MODELS, of exactly one model.
+def find_model(asked, models, has_others=False):
+    """Return the name of a model that may be written differently, as ResNet-50: its letters and digits have to agree.
 
     Args:
-        models: their names.
-        needs_known: whether an unknown name is a mistake; else it is kept.
+        models: the known names.
+        has_others: whether a framework may have other models; a name that resembles no known one is then kept.
 
     Raises:
         SettingError: an unknown name.
     """
-    asked = settings.model
-    if asked.lower() in models:
-        return replace(settings, model=asked.lower())
-    names = [name for name in models if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, "")))]
-    if len(names) == 1:
-        return replace(settings, model=names[0])
-    if needs_known:
-        raise SettingError(f"MODEL={asked!r} must be one of: {', '.join(models)}")
-    return settings
+    for name in models:
+        if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, name))):
+            return name
+    near = difflib.get_close_matches(asked.lower(), models, n=3, cutoff=0.8)
+    if has_others and not near:
+        return asked
+    raise SettingError(f"MODEL={asked!r} is not a known model: set one of {', '.join(near or models)}")
 
 
 def letters_of(name):

@@ -17,7 +17,7 @@ import pytest
 from bench import process
 from bench.frameworks import FOLDERS
 from bench.host import meters
-from bench.settings import is_used_in
+from bench.settings import USED_WITH
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
 from tests.fakes import FakeChild
@@ -74,8 +74,9 @@ def run_in_process(monkeypatch, tmp_path):
             yield
 
         monkeypatch.setattr(process, "Child", functools.partial(FakeChild, work))
-        phases = settings.setdefault("PHASE", "inference").split(",")
-        small = {each: text for each, text in SMALL[name].items() if any(is_used_in(each.lower(), p) for p in phases)}
+        phases = {*settings.setdefault("PHASE", "inference").split(",")}
+        uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
+        small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
         start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "known"} | small | settings)
         with open(tmp_path / "results" / "known.csv", newline="") as lines:
             return list(csv.DictReader(lines))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from bench import check, frameworks, precision
 from bench.frameworks import base
-from bench.settings import FRAMEWORKS, TRAINING
+from bench.settings import LACKS, TRAINING
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads import cifar10, data, operators
@@ -23,9 +23,8 @@ from tests.conftest import TESTED
 from tests.frameworks.sessions import Opener, StepClock, assert_measured, measure_and_check
 
 FRAMEWORK = frameworks.load(TESTED)
-LACKS = FRAMEWORKS[TESTED].lacks
-PHASES = ("inference", *(TRAINING if FRAMEWORKS[TESTED].measures_parts else ["training"]))
-needs_parts = pytest.mark.skipif(not FRAMEWORKS[TESTED].measures_parts, reason="only PyTorch has parts and pipelines")
+PHASES = ("inference", *(["training"] if "phase" in LACKS[TESTED] else TRAINING))
+needs_parts = pytest.mark.skipif("phase" in LACKS[TESTED], reason="only PyTorch has parts and pipelines")
 open_session = Opener(TESTED)
 
 
@@ -251,7 +250,7 @@ def test_epochs_take_the_given_order(monkeypatch):
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
 def test_lower_precisions_are_what_they_say(precision):
-    if precision in LACKS:
+    if precision in LACKS[TESTED].get("precision", ()):
         pytest.skip("it does not have that")
     session = open_session(PRECISION=precision)
     before = read_weight(session)

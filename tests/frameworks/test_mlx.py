@@ -148,9 +148,10 @@ def test_bytes_of_quantised_weights_agree_with_the_formula(model, precision, bit
     decoder = torch_reference.TINY_DECODERS[model]
     session = open_llm("decode", MODEL=model, PRECISION=precision, WEIGHT_BITS=str(bits), BATCH_SIZE="1")
     size = 16 if precision == "bfloat16" else 32
-    matrices = decoder.num_layers * llm_benchmark.matmul_weights(decoder) + decoder.vocab_size * decoder.hidden_size
-    norms = (2 * decoder.num_layers + 1) * decoder.hidden_size
-    norms += 2 * decoder.num_layers * decoder.head_dim if decoder.is_qwen else 0
+    layers = decoder.num_hidden_layers
+    matrices = layers * llm_benchmark.matmul_weights(decoder) + decoder.vocab_size * decoder.hidden_size
+    norms = (2 * layers + 1) * decoder.hidden_size
+    norms += 2 * layers * decoder.head_dim if decoder.is_qwen else 0
     router = 8 - bits if model == "tiny-moe" else 0  # more bits, of 2 x 8 x 64 weights
     assert session.weight_bytes == (matrices * (bits + 2 * size / 64) + 1024 * router + norms * size) / 8
 

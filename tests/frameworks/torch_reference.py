@@ -23,9 +23,9 @@ TINY = {
 }
 TINY_DECODERS = {
     "tiny-llama": llm_benchmark.Decoder(2, 64, 4, 2, 16, 128, 512, 64, 1e4, rope_factor=8, tie_word_embeddings=False),
-    "tiny-qwen": llm_benchmark.Decoder(2, 64, 4, 2, 32, 128, 512, 64, 1e4, is_qwen=True, norm_epsilon=1e-6),
+    "tiny-qwen": llm_benchmark.Decoder(2, 64, 4, 2, 32, 128, 512, 64, 1e4, is_qwen=True, rms_norm_eps=1e-6),
     "tiny-moe": llm_benchmark.Decoder(
-        *(2, 64, 4, 2, 32, 64, 512, 64, 1e4), **llm_benchmark.EXPERTS | {"num_experts": 8, "experts_per_token": 2}
+        *(2, 64, 4, 2, 32, 64, 512, 64, 1e4), **llm_benchmark.EXPERTS | {"num_experts": 8, "num_experts_per_tok": 2}
     ),
 }
 # SGD: Adam's first step is the sign of the gradient, which is noise where the gradient is zero.

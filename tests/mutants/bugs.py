@@ -183,7 +183,9 @@ BUGS = {
     "adapters_as_large_as_the_weights": Bug(
         TORCH_LLM, "inputs = layer.lora_a.shape[1]", "inputs = weights[0].numel()", ADAPTERS
     ),
-    "targets_not_shifted": Bug(LLM, "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS),
+    "targets_not_shifted": Bug(
+        "bench/workloads/data.py", "np.ascontiguousarray(ids[:, 1:])", "np.ascontiguousarray(ids[:, :-1])", TRAINS
+    ),
     "experts_that_are_alike": Bug(TORCH_LLM, "start = next(starts) % (POOL_NUMBERS // 2)", "start = 0", TRAINS),
     "experts_of_the_wrong_variance": Bug(TORCH_LLM, "weights.shape[-1] if weights.ndim == 3", "1 if False", TRAINS),
     "read_all_experts": Bug(LLM, "- round((1 - share)", "- round(0", ("tests/workloads/test_language.py",)),

@@ -1,17 +1,16 @@
 """Shapes, counts and bytes of language models, against published figures and against sums."""
 
-from dataclasses import replace
+import functools
 
 import numpy as np
 import pytest
 
 import llm_benchmark
-from bench.settings import SettingError, read_settings
-from llm_benchmark import DECODERS, llm_workload
+from bench.settings import SettingError
+from llm_benchmark import DECODERS
+from tests import fakes
 
-
-def describe(**environ):
-    return llm_workload(read_settings("llm", environ).on("cpu"))
+describe = functools.partial(fakes.describe, "llm")
 
 
 # The safetensors of each repository, a tied table counted once.
@@ -41,15 +40,19 @@ def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass
     assert (forward, backward) == (sum(singly) + 7 * output, 2 * forward)
 
 
-def test_a_decode_step_reads_the_cache_of_every_sequence():
-    llama = DECODERS["llama-3.2-1b"]
-    # 32 KiB, as its model card's 131,072 / 4
-    assert llm_benchmark.cache_bytes(llama, 1, "bfloat16") == 2 * 16 * 8 * 64 * 2
-    assert llm_benchmark.read_bytes(llama, 1, 0, 1, "bfloat16") == 2**15
-    assert llm_benchmark.read_bytes(llama, 4, 0, 1, "bfloat16") == 4 * 2**15
-    # 10, 11 and 12 tokens before the new one, which is read too.
-    assert llm_benchmark.read_bytes(llama, 1, 10, 3, "bfloat16") == 12 * 2**15
-    assert llm_benchmark.read_bytes(llama, 1, 0, 1, "float32") == 2 * 2**15
+@pytest.mark.parametrize(
+    ("sizes", "tokens_of_cache"),
+    [
+        (("1", "0", "1", "bfloat16"), 1),
+        (("4", "0", "1", "bfloat16"), 4),
+        (("1", "10", "3", "bfloat16"), 12),  # 10, 11 and 12 before the new one, which is read too
+        (("1", "0", "1", "float32"), 2),  # of twice the bytes
+    ],
+)
+def test_a_decode_step_reads_the_cache_of_every_sequence(sizes, tokens_of_cache):
+    names = ("BATCH_SIZE", "DEPTH", "NEW_TOKENS", "PRECISION")
+    decode = describe(MODEL="llama-3.2-1b", PHASE="decode", **dict(zip(names, sizes, strict=True)))
+    assert decode.bytes_per_step == tokens_of_cache * 2**15  # 32 KiB a token, as its model card's 131,072 / 4
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 64])
@@ -76,9 +79,8 @@ def test_the_script_describes_its_workloads():
     decode = describe(PHASE="decode", BATCH_SIZE="3", DEPTH="4", NEW_TOKENS="2")
     assert (decode.unit, decode.items_per_step) == ("tokens", 3)
     assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
-    smol = DECODERS["smollm2-135m"]
-    assert decode.bytes_per_step == llm_benchmark.read_bytes(smol, 3, 4, 2, "float32")
-    assert decode.resident_bytes == 4 * 134_515_008 + 3 * llm_benchmark.cache_bytes(smol, 6, "float32")
+    cache = 6 * 2 * 30 * 3 * 64 * 4  # tokens, keys and values, layers, heads, their size, bytes
+    assert decode.resident_bytes == 4 * 134_515_008 + 3 * cache
 
 
 def test_lora_trains_as_many_parameters_as_published_and_its_phases_add_up():
@@ -86,9 +88,8 @@ def test_lora_trains_as_many_parameters_as_published_and_its_phases_add_up():
     lora = describe(MODEL="llama-3.1-8b", PHASE="training", LORA_RANK="8", OPTIMIZER="sgd")
     assert lora.parameters == 6_815_744
     assert lora.resident_bytes == 4 * (8_030_261_248 + 2 * 6_815_744)
-    settings = read_settings("llm", {"PHASE": "training", "LORA_RANK": "8"}).on("cpu")
-    phases = [replace(settings, phase=phase) for phase in ("forward", "backward", "training", "optimizer")]
-    forward, backward, training, optimizer = (llm_workload(each).flops_per_item for each in phases)
+    phases = [describe(PHASE=phase, LORA_RANK="8") for phase in ("forward", "backward", "training", "optimizer")]
+    forward, backward, training, optimizer = (workload.flops_per_item for workload in phases)
     assert training == forward + backward
     assert forward < backward < 1.2 * forward  # frozen weights need no gradients
     assert optimizer is None

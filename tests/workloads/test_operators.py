@@ -106,8 +106,9 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
         session.copy_items()
 
 
-def test_the_numbers_of_8_bits_need_no_rounding():
-    floats = torch.from_numpy(data.float8_pool(0)[: 2**20])
-    assert torch.equal(floats.to(torch.float8_e4m3fn).float(), floats)
-    assert np.abs(data.float8_pool(0) - data.normal_pool(0)).max() < 0.3
-    assert (data.int8_pool(0).min(), data.int8_pool(0).max()) == (-127, 127)
+def test_the_values_of_8_bits_need_no_rounding():
+    normal, floats, integers = (data.draw_pool(precision, 0) for precision in ("float32", "float8_e4m3", "int8"))
+    some = torch.from_numpy(floats[: 2**20])
+    assert torch.equal(some.to(torch.float8_e4m3fn).float(), some)
+    assert np.abs(floats - normal).max() < 0.3
+    assert (integers.min(), integers.max()) == (-127, 127)

@@ -1,14 +1,17 @@
-"""Names, parameters and FLOPs of MLPs and encoders, against published figures."""
+"""Names, batches, parameters and FLOPs of images, MLPs, encoders and diffusion models, against published figures."""
 
-import importlib
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.settings import SettingError, read_settings
+from bench.workloads import data
 from bench.workloads.standard_set import STANDARD_SET
-from image_benchmark import image_workload
+from diffusion_benchmark import DENOISERS
 from mlp_benchmark import hidden_widths, mlp_counts
+from tests.fakes import describe
 from transformer_benchmark import ENCODERS, encoder_counts
 
 
@@ -25,21 +28,37 @@ from transformer_benchmark import ENCODERS, encoder_counts
     ],
 )
 def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
-    make = getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")
-    assert make(read_settings(command, {"MODEL": asked}).on("cuda")).model == model
+    assert describe(command, MODEL=asked).model == model
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "known"),
+    [("image", "resnet51", "resnet50"), ("llm", "llama", "llama-3.2-1b"), ("mlp", "mlp-0x5", "mlp-5x1024")],
+)
+def test_an_unknown_model_is_refused_with_known_ones(command, model, known):
+    with pytest.raises(SettingError, match=f"MODEL='{model}' .*{known}"):
+        describe(command, MODEL=model)
 
 
 def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
-    sizes = (read_settings("image", {"MODEL": "vit_b_16", "IMAGE_SIZE": side}) for side in ("224", "256"))
-    assert [image_workload(settings).parameters for settings in sizes] == [86_567_656, None]
+    sizes = [describe("image", MODEL="vit_b_16", IMAGE_SIZE=side) for side in ("224", "256")]
+    assert [workload.parameters for workload in sizes] == [86_567_656, None]
+
+
+def test_images_have_a_brightness_and_a_colour_and_all_together_mean_0_and_variance_1():
+    images, _ = next(iter(describe("image", IMAGE_SIZE="32").make_batches(500, 0)))
+    colours = images.mean((2, 3))
+    assert abs(images.mean()) < 0.05
+    assert images.var() == pytest.approx(1, abs=0.05)
+    assert colours.var() == pytest.approx(0.5, abs=0.05)
+    assert (images - colours[:, :, None, None]).var() == pytest.approx(0.5, abs=0.01)
 
 
 def test_an_mlp_name_gives_its_layers():
     widths = {"mlp-5x1024": (1024,) * 5, "mlp-3000-1000": (3000, 1000), "mlp-7": (7,)}
     assert {name: hidden_widths(name) for name in widths} == widths
-    for name in ("mlp-0x5", "mlp-1001x8", "resnet50"):
-        with pytest.raises(SettingError):
-            hidden_widths(name)
+    with pytest.raises(SettingError):
+        hidden_widths("mlp-1001x8")
 
 
 def test_mlp_counts_equal_published_ones():
@@ -68,6 +87,40 @@ def test_bert_base_flops_follow_from_its_parameters():
     assert encoder_counts(replace(encoder, sequence_length=512), "inference")[1] > 4 * flops
 
 
+def test_a_latent_image_has_its_time_its_prompt_and_its_noise():
+    batches = describe("diffusion", MODEL="sdxl", IMAGE_SIZE="64").make_batches(3, 0)
+    latents, times, *conditions, noise = batches[0]
+    assert latents.shape == noise.shape == (3, 4, 8, 8)
+    assert (times.shape, 0 <= times.min() <= times.max() < 1000) == ((3,), True)
+    assert [each.shape for each in conditions] == [(3, 77, 2048), (3, 1280), (3, 6)]
+    assert {each.dtype for each in (latents, noise, *conditions)} == {np.dtype("float32")}
+    assert not np.array_equal(latents, noise)
+    assert not np.array_equal(latents, batches[1][0])
+
+
+def test_tokens_of_flux_know_their_place():
+    flux = replace(DENOISERS["flux.2-klein-4b"], image_size=64)
+    latents, times, prompt, places, numbers, noise = data.noise_batches(flux, 2, 0)[0]
+    assert latents.shape == noise.shape == (2, 16, 128)
+    assert prompt.shape == (2, 512, 7680)
+    assert places[1].tolist() == [[0, row, column, 0] for row in range(4) for column in range(4)]
+    assert numbers[1].tolist() == [[0, 0, 0, number] for number in range(512)]
+    for thousandths in 1000 * times:  # bfloat16 has 8 significant bits
+        assert math.frexp(thousandths)[0] * 2**8 % 1 == 0
+
+
+def test_flops_of_a_diffusion_model_are_those_of_the_published_size():
+    published = DENOISERS["sd-1.5"]
+    small, inference, training = (
+        describe("diffusion", MODEL="sd-1.5", PRECISION="float32", **more)
+        for more in ({"IMAGE_SIZE": "256"}, {}, {"PHASE": "training"})
+    )
+    flops = [workload.flops_per_item for workload in (small, inference, training)]
+    assert flops == [None, published.inference_flops, published.training_flops]
+    assert inference.resident_bytes == 4 * 859_520_964
+    assert training.resident_bytes == 4 * inference.resident_bytes  # gradients, two of AdamW
+
+
 @pytest.mark.parametrize("framework", ["torch", "mlx"])
 def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shares(framework):
     (line,) = (line for line in STANDARD_SET if "LoRA" in line.title)
@@ -75,13 +128,3 @@ def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shar
     settings = read_settings(line.workload, {"FRAMEWORK": framework} | environ)
     assert (settings.phase, settings.lora_rank, settings.precision) == ("training", 8, "bfloat16")
     assert all(line.needs[1] for line in STANDARD_SET if "cpu" not in line.devices and line.workload != "mlp")
-
-
-def test_images_have_a_brightness_and_a_colour_and_all_together_mean_0_and_variance_1():
-    workload = image_workload(read_settings("image", {"IMAGE_SIZE": "32"}))
-    images, _ = next(iter(workload.make_batches(500, 0)))
-    colours = images.mean((2, 3))
-    assert abs(images.mean()) < 0.05
-    assert images.var() == pytest.approx(1, abs=0.05)
-    assert colours.var() == pytest.approx(0.5, abs=0.05)
-    assert (images - colours[:, :, None, None]).var() == pytest.approx(0.5, abs=0.01)

@@ -58,7 +58,7 @@ def build_trainable(workload):
         module.freeze()
         keys = {f"self_attn.{name}" for name in LORA_PROJECTIONS}
         config = {"rank": sizes.lora_rank, "scale": LORA_SCALE, "dropout": 0.0, "keys": keys}
-        linear_to_lora_layers(module, sizes.num_layers, config)
+        linear_to_lora_layers(module, sizes.num_hidden_layers, config)
         # mlx-lm starts B at zero: A would have no gradient, and the adapters would not show in the output.
         scale = sizes.hidden_size**-0.5
         module.update(tree_map(lambda old: mx.random.normal(old.shape, scale=scale), module.trainable_parameters()))
