@@ -61,7 +61,6 @@ def main(command, make_workload, measure, write=None):
     if me.rank:  # only rank 0 logs and writes lines
         logging.getLogger("bench").setLevel(logging.ERROR)
     try:
-        environment.refuse_rosetta()
         settings = parse_settings(command, os.environ)
         framework = frameworks.load(settings.framework)
         device = framework.find_device(settings)

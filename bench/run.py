@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import time
-from dataclasses import replace
 
 from bench import child, process
 from bench.frameworks import TAKEN, Device
@@ -145,14 +144,13 @@ def measure_as_rank(command, make_workload, measure, describe_rows):
 
 
 def read_machine(runs):
-    """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
+    """Return what describes this computer; refuse a folder that cannot be written to, and warn of busy programs."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
     results.check_writable(settings.results_dir, environment.possible_machines(host))
     if busy := meters.describe_load():
         log.warning("%s", busy)
-    uses_gpu = any(run.settings.use_gpu is not False for run in runs)
-    return replace(host, card_is_shared=uses_gpu and meters.is_card_shared())
+    return host
 
 
 def store(folder, rows):
@@ -353,7 +351,7 @@ def has_result(rows):
 
 def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
-    environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu) | {process.TASK: task}
+    environ = environment.keep_memory(run.settings.use_gpu) | run.environ | {process.TASK: task}
     command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and task == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import packages, run
+from bench import run
 from bench.frameworks import FOLDERS as FOLDERS_OF_FRAMEWORKS
 from bench.records import columns
 from bench.settings import DECLARED, DEFAULTS, EACH, ON_CPU, PHASES_OF, TRAINING, WORKLOADS, is_used, read_runs
@@ -133,7 +133,6 @@ def test_importing_the_scripts_loads_no_framework():
 
 @pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
 def test_a_framework_is_known_everywhere(name):
-    assert name in packages.OWN
     assert name in Path("docs/best.md").read_text().lower()
     assert list(Path("bench/frameworks").glob(f"*/on_{name}.py"))
     assert Path(f"tests/frameworks/test_{name}.py").exists()

@@ -34,7 +34,7 @@ def in_use(cores):
         ({"read": lambda: {"thermal_pressure": "moderate"}}, ["throttled"]),
         ({"read": lambda: {"throttle_reasons": "sw_power_cap"}}, []),
         ({"read": lambda: {"throttle_reasons": "sw_power_cap hw_thermal_slowdown"}}, ["throttled"]),
-        ({"others": fail, "swapped": fail, "read": fail}, []),  # a sensor that fails stops nothing
+        ({"others": fail, "swapped": fail, "read": fail, "joules": fail}, []),  # a sensor that fails stops nothing
     ],
 )
 def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
@@ -43,9 +43,9 @@ def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
     readings = {"others": in_use(0), "swapped": lambda now: 7, "read": dict} | given
     monkeypatch.setattr(meters, "usable_cores", lambda: 8)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: readings["others"](clock.now))
-    monkeypatch.setattr(meters, "swapped_bytes", lambda: readings["swapped"](clock.now))
-    instruments = meters.Instruments(read=readings["read"])
-    watch = meters.Watch(instruments, clock)
+    monkeypatch.setattr(meters, "count_swapped", lambda: readings["swapped"](clock.now))
+    counter = SimpleNamespace(joules=readings.get("joules", float))
+    watch = meters.Watch(meters.Instruments(counter, readings["read"]), clock)
     clock.now = 100.0
     watch.start()
     clock.now = 110.0
@@ -75,10 +75,9 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     parent = SimpleNamespace(cpu_times=lambda: (1, 0, 0, 0), children=lambda recursive: [own])
     own.parent = lambda: parent
     monkeypatch.setattr(psutil, "Process", lambda: own)
-    for quota in (None, 1.0):
-        monkeypatch.setattr(meters, "cpu_quota", lambda quota=quota: quota)
-        assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4
-    monkeypatch.setattr(meters, "cpu_quota", lambda: 0.5)  # other containers may use the rest of this CPU
+    monkeypatch.setattr(meters, "usable_cores", lambda: 1)
+    assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4
+    monkeypatch.setattr(meters, "USABLE_CPUS", {0, 1})  # other containers may use the rest of these CPUs
     assert math.isnan(meters.others_cpu_seconds())
 
 
@@ -94,22 +93,11 @@ class SteppingCounter:
 
     power_scope = "gpu board"
 
-    def __init__(self, period, watts=12):
-        self.clock, self.period, self.watts = Clock(), period, watts
+    def __init__(self, period):
+        self.clock, self.period = Clock(), period
 
     def joules(self):
-        return 1000 + self.watts * (self.clock.now // self.period) * self.period
-
-
-def watch_windows(counter, window, seconds):
-    """Return the energy cells of windows of four items."""
-    watch = meters.Watch(meters.Instruments(counter), counter.clock)
-    counter.clock.sleep(0.33 * counter.period)
-    watch.start()
-    for number in range(1, round(seconds / window) + 1):
-        counter.clock.sleep(window)
-        watch.look(4 * number)
-    return watch.stop()[1]
+        return 1000 + 12 * (self.clock.now // self.period) * self.period
 
 
 @pytest.mark.parametrize(
@@ -120,28 +108,21 @@ def watch_windows(counter, window, seconds):
         (0.1, 1.3, 4, True),
         (2.2, 0.07, 3, False),
         (2.2, 0.07, 60, True),
+        (1e9, 0.05, 5, False),
     ],
 )
 def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(period, window, seconds, is_known):
-    cells = watch_windows(SteppingCounter(period), window, seconds)
-    if not is_known:
-        assert cells == {}
-        return
-    assert cells["power_watts"] == pytest.approx(12, rel=0.05)
-    assert cells["joules_per_item"] == pytest.approx(12 * window / 4, rel=0.05)
-    assert cells["power_scope"] == "gpu board"
-
-
-@pytest.mark.parametrize(("watts", "is_known"), [(1200, True), (450e3, False), (-9, False)])
-def test_more_power_than_a_card_can_draw_is_left_out(watts, is_known):
-    assert bool(watch_windows(SteppingCounter(0.1, watts), 0.05, 5)) == is_known
-
-
-def test_a_counter_that_fails_or_never_changes_gives_no_energy():
-    counter = SteppingCounter(0.1)
-    counter.joules = fail
-    assert watch_windows(counter, 0.05, 5) == {}
-    assert watch_windows(SteppingCounter(1e9), 0.05, 5) == {}
+    """Let windows have four items."""
+    counter = SteppingCounter(period)
+    watch = meters.Watch(meters.Instruments(counter), counter.clock)
+    counter.clock.sleep(0.33 * period)
+    watch.start()
+    for number in range(1, round(seconds / window) + 1):
+        counter.clock.sleep(window)
+        watch.look(4 * number)
+    cells = watch.stop()[1]
+    expected = {"power_watts": pytest.approx(12, rel=0.05), "joules_per_item": pytest.approx(3 * window, rel=0.05)}
+    assert cells == (expected | {"power_scope": "gpu board"} if is_known else {})
 
 
 # Sensors of hardware that is not here, with fakes of the real libraries and recorded values.
@@ -160,7 +141,6 @@ def nvml(monkeypatch):
         "Init": lambda: None,
         "DeviceGetHandleByIndex": int,
         "DeviceGetTotalEnergyConsumption": lambda slot: 5_000_123 + slot * 10**12,
-        "DeviceGetUtilizationRates": lambda slot: SimpleNamespace(gpu=30 * slot),
         "DeviceGetTemperature": lambda slot, kind: 61 + slot,
         "DeviceGetClockInfo": lambda slot, kind: 1500,
         "DeviceGetMaxClockInfo": lambda slot, kind: 1980,
@@ -182,7 +162,6 @@ def test_the_first_visible_card_is_read(nvml, monkeypatch, visible, slot):
         assert instruments.counter is None
         return
     assert instruments.counter.joules() == 5000.123 + slot * 1e9
-    assert meters.is_card_shared() == (slot == 1)
     why = "sw_power_cap hw_thermal_slowdown"
     assert instruments.read() == {"temperature_c": 61 + slot, "throttle_reasons": why} | {
         "clock_mhz": 1500,
