@@ -2,10 +2,12 @@
 
 import json
 import platform
+import re
 from dataclasses import astuple
 
 import pytest
 
+import bench
 import submit_results
 from bench.host import environment
 from bench.host.environment import Card, list_cards, read_mac
@@ -107,6 +109,21 @@ def test_a_mac_tells_its_gpu_its_power_and_its_system(monkeypatch):
     assert (host["power_source"], host["low_power_mode"]) == ("battery", 1)
     missing = environment.explain_missing_gpu("torch")
     assert all(words in missing for words in ("macOS 15", "FRAMEWORK=mlx"))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ImportError("libtorch_cuda.so: failed to map segment"), "failed to map segment.*may use 2.9 GB of address"),
+        (ImportError("Please note:\n* this\nOriginal error was: GLIBCXX_3.4"), "^ImportError: GLIBCXX_3.4: unset LD_L"),
+        (ModuleNotFoundError(name="PIL"), "pip install .*pillow"),
+    ],
+)
+def test_an_import_that_fails_is_told_with_what_may_be_the_cause(monkeypatch, error, words):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/conda/lib")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setattr(bench.resource, "getrlimit", lambda kind: (3_000_000 * 1024, -1))
+    assert re.search(words, bench.explain_import(error))
 
 
 def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path):
