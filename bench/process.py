@@ -59,17 +59,16 @@ def run_script(function, *words):
     except KeyboardInterrupt:
         status = INTERRUPTED
         line = "interrupted"
-    except OSError as error:  # a full disk, a folder that cannot be read
-        has_gone = isinstance(error, BrokenPipeError)  # the reader, as `head` does
-        status = 0 if has_gone else MISTAKE
-        line = "" if has_gone else f"{type(error).__name__}: {error}"
+    except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
+        status = MISTAKE
+        line = f"{type(error).__name__}: {error}"
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
         status = UNEXPECTED
         line = "unexpected error: please report it, with the lines above and `make doctor`"
-    print(line, file=sys.stderr, end="\n" if line else "")
+    print(line, file=sys.stderr)
     return status
 
 

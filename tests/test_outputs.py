@@ -7,6 +7,7 @@ writes these files anew. Read their diff as a user would. The terminal has 100 c
 
 import difflib
 import os
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,3 +178,12 @@ def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
     assert all(words in out for words in ("(cpu)", "Python.h"))
     monkeypatch.setattr(frameworks, "load", lambda name: 1 / 0)
     assert doctor.report_framework("torch") == 1
+
+
+def test_the_doctor_is_silent_if_its_reader_has_gone():
+    """As in `make doctor | head -3`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "bench.doctor"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -38,16 +38,6 @@ def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
     assert made == ["whole"]
 
 
-def test_a_reader_that_has_gone_ends_a_command_in_silence():
-    """As `make doctor | head`."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    program = "import sys; from bench import process; sys.exit(process.run_script(lambda: print('line')))"
-    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 # Children
 
 PROGRAM = """
