@@ -5,7 +5,6 @@
 #
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
-.DEFAULT_GOAL := help
 .NOTPARALLEL:  # two measurements at the same time would disturb each other
 COMMANDS := help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit \
             clean check-results test selfcheck resolve-mac check-mac python
@@ -106,8 +105,7 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 check-results: ## check the rows added since BASE (default: origin/main)
 	@$(call any_python,submit_results check)
 
-# The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
-# process.
+# The tests of another framework compare it with PyTorch. Those of one file share their models, and so a process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 test: $(if $(value PYTHON),python,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
 	@$(if $(value PYTHON),$(RUN) -m pytest,set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) \
@@ -140,7 +138,6 @@ CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot com
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
-# requirements-cuda.txt is PyTorch's, with or without a card.
 .venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
 	@$(INSTALL)
 

@@ -20,7 +20,7 @@ from bench.host.environment import GIB
 from bench.packages import venv_of
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
-LIMIT = 600  # seconds; after an installation, the first import reads gigabytes
+LIMIT = 600  # seconds: the first import after an installation reads gigabytes
 
 
 def examine(frameworks=tuple(FRAMEWORKS)):
