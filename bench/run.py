@@ -147,7 +147,9 @@ def read_machine(runs):
     """Return what describes this computer; refuse a folder that cannot be written to, and warn of busy programs."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
-    results.check_writable(settings.results_dir, environment.possible_machines(host))
+    card = environment.find_card()
+    machine = host["machine"] or environment.name_machine(host, card and card.name)
+    results.check_writable(settings.results_dir, [machine])
     if busy := meters.describe_load():
         log.warning("%s", busy)
     return host

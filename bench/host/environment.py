@@ -61,12 +61,6 @@ def name_machine(host, gpu_name):
     return slug(f"{chip.strip() or 'cpu'} {cores} cores")
 
 
-def possible_machines(host):
-    """Return the names that rows of read_host() may have as their machine, if they ran on a card or the CPU."""
-    names = [None, *(card.name for card in list_cards())]
-    return [host["machine"] or name_machine(host, name) for name in names]
-
-
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
@@ -228,7 +222,7 @@ def read_host(machine=None):
         "machine": machine,
         "gpu_cores": None,
         "cpu_count": os.cpu_count() or 1,
-        "driver": next((each.driver for each in list_cards()), None),
+        "driver": card.driver or None,
         "power_limit_watts": int(limit[0]) if limit else None,
         "card_is_shared": bool(busy) and int(busy[0]) > SHARED_PERCENT,
         "memory_gb": round(installed_bytes() / GIB, 1),
