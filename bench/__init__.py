@@ -5,10 +5,8 @@ import resource
 import sys
 
 if sys.version_info < (3, 11):
-    print(
-        f"PYTHON={sys.executable!r} is Python {sys.version.split()[0]}: use 3.11 or newer, or leave it to make",
-        file=sys.stderr,
-    )
+    version = sys.version.split()[0]
+    print(f"PYTHON={sys.executable!r} is Python {version}: use 3.11 or newer, or leave it to make", file=sys.stderr)
     sys.exit(2)
 
 

@@ -16,7 +16,6 @@ from dataclasses import replace
 
 from bench import explain_import, process
 from bench.host import environment
-from bench.host.environment import GIB
 from bench.packages import venv_of
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
@@ -25,7 +24,7 @@ LIMIT = 600  # seconds: the first import after an installation reads gigabytes
 
 def examine(frameworks=tuple(FRAMEWORKS)):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
-    memory, disk = environment.installed_bytes() / GIB, shutil.disk_usage(ROOT).free / GIB
+    memory, disk = (count / environment.GIB for count in (environment.installed_bytes(), shutil.disk_usage(ROOT).free))
     show("machine", "ok", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free")
     commit = environment.find_commit()
     show("commit", "ok" if commit else "no", commit or environment.GIT_FAILS)

@@ -19,10 +19,9 @@ def python_of(framework):
     Raises:
         SettingError: that framework is not installed.
     """
-    running = Path(sys.prefix)
-    is_installed_here = running.parent.resolve() == ROOT and (running / "installed").exists()
-    if os.environ.get("PYTHON") or not is_installed_here:
+    if os.environ.get("PYTHON") or not Path(sys.prefix, "installed").exists():
         return sys.executable
-    if not (venv_of(framework) / "installed").exists():
+    venv = venv_of(framework)
+    if not (venv / "installed").exists():
         raise SettingError(f"FRAMEWORK={framework!r} is not installed: `make install FRAMEWORK={framework}`")
-    return str(venv_of(framework) / "bin" / "python")
+    return str(venv / "bin" / "python")

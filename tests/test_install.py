@@ -194,10 +194,10 @@ def test_what_is_asked_for_is_installed_once(fresh_make):
 def test_each_framework_has_the_python_of_its_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "platform", "linux")
-    assert packages.python_of("jax") == sys.executable  # that of this process was not made there
     (tmp_path / ".venv").mkdir()
-    (tmp_path / ".venv/installed").touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert packages.python_of("jax") == sys.executable  # `make` has not made it
+    (tmp_path / ".venv/installed").touch()
     assert packages.python_of("torch") == str(tmp_path / ".venv/bin/python")
     with pytest.raises(SettingError, match=r"^FRAMEWORK='jax' .*make install FRAMEWORK=jax"):
         packages.python_of("jax")
