@@ -5,10 +5,9 @@
 #
 # bench/settings.py declares the settings and their defaults. GNU make 3.81, which a Mac has, is enough.
 
-.DEFAULT_GOAL := help
 .NOTPARALLEL:  # two measurements at the same time would disturb each other
 COMMANDS := help settings doctor install all image mlp transformer llm diffusion tflops best plot compare submit \
-            clean check-results test selfcheck resolve-mac check-mac packages common-packages
+            clean check-results test selfcheck resolve-mac check-mac python
 .PHONY: $(COMMANDS)
 
 $(if $(wildcard bench/settings.py),,$(error start make in its folder: `make -C $(dir $(lastword $(MAKEFILE_LIST)))`))
@@ -44,9 +43,9 @@ READ_READY := $(if $(wildcard $(VENV)/installed),,.venv-common/installed)
 READ := $(if $(READ_READY),$(subst $(VENV),.venv-common,$(RUN)),$(RUN))
 else
 RUN := "$$PYTHON"
-READY := packages
+READY := python
 READ := $(RUN)
-READ_READY := common-packages
+READ_READY := python
 endif
 
 # Runs a module that needs no packages, if there is a Python for it.
@@ -106,10 +105,9 @@ clean: ## remove the virtual environments and uv (.venv*, .uv)
 check-results: ## check the rows added since BASE (default: origin/main)
 	@$(call any_python,submit_results check)
 
-# The tests of another framework compare it with PyTorch. The tests of one file share their models, so they share a
-# process.
+# The tests of another framework compare it with PyTorch. Those of one file share their models, and so a process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
-test: $(if $(value PYTHON),packages,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
+test: $(if $(value PYTHON),python,$(sort .venv/tested $(call in_each_venv,tested))) ## test the program in FRAMEWORK (all: 15 GB)
 	@$(if $(value PYTHON),$(RUN) -m pytest,set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) \
 	    TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);))
 
@@ -130,10 +128,9 @@ check-mac: .venv/tested ## check our code against the packages for a Mac (2 GB)
 	    echo $$pins; $(UV_MAC) install $(FOR_MAC) 3.12 --no-deps --target .venv-mac-wheels $$pins
 	@PYTHONPATH=.venv-mac-wheels .venv/bin/python -m basedpyright --pythonpath .venv/bin/python --pythonplatform Darwin
 
-packages common-packages:
+python:
 	@"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	    { printf "PYTHON='%s' is not a Python 3.11 or newer: %s\n" "$$PYTHON" "set the path of one, without options" >&2; exit 2; }
-	@$(RUN) -m bench.packages $(if $(filter packages,$@),$(ASKED_FOR))
 
 # A mistake in the settings of these commands is told before gigabytes are installed.
 CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot compare \
@@ -141,7 +138,6 @@ CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot com
 INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
-# requirements-cuda.txt is PyTorch's, with or without a card.
 .venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh
 	@$(INSTALL)
 

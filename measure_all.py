@@ -191,7 +191,7 @@ def main():
     has_sixteen = kind == "gpu" or not settings.quick  # a quick set on a CPU is in float32
     sixteen = choose_sixteen(measured, device.type) if has_sixteen else ""
     is_shared = resources.shares_memory(device)
-    memory_gb = host.memory_gb if is_shared else resources.read_card_gb()
+    memory_gb = host["memory_gb"] if is_shared else resources.read_card_gb()
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb, is_shared)
     measured += measure_benchmarks(benchmarks, blank, host, settings.results_dir)
 

@@ -70,7 +70,7 @@ class Repository:
     def __init__(self, root=ROOT, base=None):
         self.root = Path(root)
         if self.git("rev-parse", "HEAD") is None:
-            raise SettingError(environment.explain_commit(None, self.root))
+            raise SettingError(environment.GIT_FAILS)
         for tip in [base] if base else ["origin/main", "main"]:
             if commit := self.git("merge-base", tip, "HEAD"):
                 self.tip = tip  # the last commit of the main branch
@@ -88,7 +88,7 @@ class Repository:
         changed = self.git("diff", "--name-only", "--no-renames", self.base, *files)
         new = self.git("ls-files", "--others", "--exclude-standard", *files)
         if changed is None or new is None:
-            raise SettingError(environment.explain_commit(None, self.root))
+            raise SettingError(environment.GIT_FAILS)
         return (changed + new).splitlines()
 
     def is_published(self, commit):

@@ -1,21 +1,36 @@
 """Code that all benchmark scripts share."""
 
+import os
+import resource
 import sys
 
 if sys.version_info < (3, 11):
-    print(
-        f"PYTHON={sys.executable!r} is Python {sys.version.split()[0]}: use 3.11 or newer, or leave it to make",
-        file=sys.stderr,
-    )
+    version = sys.version.split()[0]
+    print(f"PYTHON={sys.executable!r} is Python {version}: use 3.11 or newer, or leave it to make", file=sys.stderr)
     sys.exit(2)
 
 
-def explain_missing(kind, error, trace):
-    """Print one line for a package that a script's imports miss, as in the system's Python, else the traceback."""
+def explain_import(error):
+    """Return one line for an error of an import: the missing package, or what in the environment may be the cause."""
     if isinstance(error, ModuleNotFoundError):
-        print(f"the package {error.name} is missing in {sys.executable}: run `make image`", file=sys.stderr)
+        name = "pillow" if error.name == "PIL" else error.name
+        fix = f"`make image` installs it, or there `pip install -r requirements/common.txt {name}`"
+        return f"the package {name} is missing in {sys.executable}: {fix}"
+    given = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
+    fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        fixes.append(f"raise `ulimit -v`, by which this process may use {limit / 2**30:.1f} GB of address space")
+    reason = " ".join(str(error).split()).rpartition("Original error was: ")[2]  # NumPy's has 20 lines before it
+    return ": ".join(filter(None, [type(error).__name__, reason, ", or ".join(fixes)]))
+
+
+def print_failed_import(kind, error, trace):
+    """Print one line if an import of a script has failed, as in the system's Python, else the traceback."""
+    if isinstance(error, ImportError):
+        print(explain_import(error), file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
 
 
-sys.excepthook = explain_missing
+sys.excepthook = print_failed_import

@@ -61,7 +61,6 @@ def main(command, make_workload, measure, write=None):
     if me.rank:  # only rank 0 logs and writes lines
         log.setLevel(logging.ERROR)
     try:
-        environment.refuse_rosetta()
         settings = parse_settings(command, os.environ)
         framework = frameworks.load(settings.framework)
         device = framework.find_device(settings)

@@ -14,33 +14,30 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from bench import process
+from bench import explain_import, process
 from bench.host import environment
 from bench.packages import venv_of
 from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
+LIMIT = 600  # seconds: the first import after an installation reads gigabytes
+
 
 def examine(frameworks=tuple(FRAMEWORKS)):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
-    memory = environment.installed_bytes() / environment.GIB
-    disk = shutil.disk_usage(ROOT).free / environment.GIB
-    room = f"{memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"
-    show("machine", "ok", f"{os.cpu_count()} cores, {room}, load {os.getloadavg()[0]:.1f}")
-    source = environment.find_power_source()
-    if environment.find_low_power_mode() or source == "battery":
-        show("power", "no", "on battery or in low-power mode, which is slower: plug it in, turn low-power mode off")
-    else:
-        show("power", "ok", source or "the system does not report its power source")
+    memory, disk = (count / environment.GIB for count in (environment.installed_bytes(), shutil.disk_usage(ROOT).free))
+    show("machine", "ok", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free")
     commit = environment.find_commit()
-    why = environment.explain_commit(commit)
-    show("commit", "no" if why else "ok", why or commit)
+    show("commit", "ok" if commit else "no", commit or environment.GIT_FAILS)
     works = [try_framework(name) for name in frameworks]
     return 0 if any(works) else 1
 
 
 def show(subject, state, words):
     """Print a line; its state is "ok", "no" (something cannot run or be trusted) or "--" (something is missing)."""
-    print(f"{subject:<12} {state:<3} {words}", flush=True)
+    try:
+        print(f"{subject:<12} {state:<3} {words}", flush=True)
+    except BrokenPipeError:  # a reader such as `head` has read enough
+        os._exit(0)
 
 
 def try_framework(name):
@@ -53,16 +50,12 @@ def try_framework(name):
     print(f"trying {name}, which may take minutes the first time ...", file=sys.stderr, flush=True)
     command = [interpreter, "-m", "bench.doctor", name]
     try:
-        done = subprocess.run(
-            command, cwd=ROOT, timeout=process.FIRST_LIMIT, capture_output=True, text=True, errors="replace"
-        )
+        done = subprocess.run(command, cwd=ROOT, timeout=LIMIT, capture_output=True, text=True, errors="replace")
         if done.stdout and done.returncode >= 0:
             print(done.stdout, end="", flush=True)
             return done.returncode == 0
         problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
-        if done.returncode == -signal.SIGILL:
-            problem = "illegal instruction: an x86-64 build on an arm64 Mac, or a CPU without AVX"
-        elif done.returncode < 0:
+        if done.returncode < 0:
             problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)})"
     except (OSError, subprocess.TimeoutExpired) as error:
         problem = str(error)
@@ -74,33 +67,26 @@ def try_framework(name):
 def report_framework(name):
     """Open a framework's device as a run does and print what it reports; return the exit status, 1 if it cannot run."""
     try:
-        from bench import frameworks, precision
-        from bench.host import resources
+        from bench import frameworks
         from bench.workloads.operators import matmul
 
-        environment.refuse_rosetta()
-        environ = {given: text for given, text in os.environ.items() if given == "USE_GPU"}
-        settings = replace(read_settings("tflops", environ | {"FRAMEWORK": name}), precision="float32")
+        given = {"USE_GPU": os.environ["USE_GPU"]} if "USE_GPU" in os.environ else {}  # other settings may not fit
+        settings = replace(read_settings("tflops", given | {"FRAMEWORK": name}), precision="float32")
         framework = frameworks.load(name)
         device = framework.find_device(settings)
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
         for check in (session.step, session.after_first_step, session.copy_items):  # the last compares with float64
             check()
-        resources.available_bytes()  # which a run needs, too
     except Exception as error:
-        is_known = isinstance(error, (SettingError, ModuleNotFoundError))
-        text = process.explain(error) if is_known else f"{type(error).__name__}: {error}"
-        show(name, "no", " ".join(text.split()))
+        show(name, "no", str(error) if isinstance(error, SettingError) else explain_import(error))
         return 1
-    where = f"on {device.device_name or 'the CPU'} ({device.type})"
-    words = f"{device.framework_version}, Python {platform.python_version()}, {where}"
+    versions = f"{device.framework_version}, Python {platform.python_version()}"
+    works = f"{versions}, on {device.device_name or 'the CPU'} ({device.type}), where a matmul is right"
     may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
-    choice = environment.explain_choice(device.device_name)
-    show(name, "--" if missing else "ok", "; ".join(filter(None, [words, missing, choice, device.note])))
-    show("  matmul", "ok", f"verified in {precision.describe(session.precisions)}")
-    if name == "torch" and (why := environment.explain_missing_compiler()):
-        show("  compiler", "--", why)
+    compiler = environment.explain_missing_compiler() if name == "torch" else ""
+    notes = missing, environment.explain_choice(device.device_name), device.note, compiler
+    show(name, "--" if missing else "ok", "; ".join(filter(None, [works, *notes])))
     return 0
 
 

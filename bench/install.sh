@@ -92,7 +92,8 @@ for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
 done
 case $why in *nterpreter* | *"Python"*) why="$why: install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest" ;; esac
 works || stop "$(fold "$why")"
-"$venv/bin/python" -m bench.host.environment >/dev/null # refuses an unusable Python before the downloads
+"$venv/bin/python" -c "import platform, sys; sys.exit(sys.platform + platform.machine() == 'darwinx86_64')" ||
+    stop "frameworks do not run on Intel Macs or in Rosetta: \`arch -arm64 brew install python@3.12\`, then \`make clean\`"
 
 quiet=$([ -t 2 ] || echo --quiet) # a terminal shows the progress
 into="--python $venv/bin/python${overrides:+ --override $overrides}"

@@ -1,24 +1,10 @@
-"""Find the Python of each framework, and refuse one without the packages that a framework needs.
-
-    python3 -m bench.packages torch jax     without a name: what plots and comparisons need
-
-`make` calls it if PYTHON is set, because it then installs nothing. Standard library only.
-"""
+"""Find the Python of each framework's environment. Standard library only."""
 
 import os
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from bench.settings import ROOT, SettingError
-
-COMMON = ("numpy", "PIL", "tqdm", "filelock", "psutil", "pooch", "pandas", "matplotlib")
-OWN = {
-    "torch": ("torch", "torchvision", "transformers"),
-    "tensorflow": ("tensorflow", "keras"),
-    "jax": ("jax", "keras"),
-    "mlx": ("mlx", "mlx_lm"),
-}
 
 
 def venv_of(framework):
@@ -33,25 +19,9 @@ def python_of(framework):
     Raises:
         SettingError: that framework is not installed.
     """
-    running = Path(sys.prefix)
-    is_installed_here = running.parent.resolve() == ROOT and (running / "installed").exists()
-    if os.environ.get("PYTHON") or not is_installed_here:
+    if os.environ.get("PYTHON") or not Path(sys.prefix, "installed").exists():
         return sys.executable
-    if not (venv_of(framework) / "installed").exists():
+    venv = venv_of(framework)
+    if not (venv / "installed").exists():
         raise SettingError(f"FRAMEWORK={framework!r} is not installed: `make install FRAMEWORK={framework}`")
-    return str(venv_of(framework) / "bin" / "python")
-
-
-def main(frameworks):
-    """Return the exit status, 2 if a package is missing; torchvision and transformers only serve some workloads."""
-    needed = dict.fromkeys([*COMMON, *(name for framework in frameworks for name in OWN.get(framework, ()))])
-    names = " ".join(name for name in needed if find_spec(name) is None).replace("PIL", "pillow")
-    if not names:
-        return 0
-    fix = f"`{sys.executable} -m pip install {names}`, or unset PYTHON"
-    print(f"PYTHON={sys.executable!r} lacks {names}: {fix}", file=sys.stderr)
-    return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    return str(venv / "bin" / "python")

@@ -24,6 +24,7 @@ import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from bench import explain_import
 from bench.settings import SettingError
 
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
@@ -78,9 +79,7 @@ def set_up():
 
 def explain(error):
     """Return the line for a SettingError or a ModuleNotFoundError."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"the package {error.name} is missing in {sys.executable}: install it there, or start with make"
-    return str(error)
+    return explain_import(error) if isinstance(error, ModuleNotFoundError) else str(error)
 
 
 def handle(handler, *numbers):

@@ -13,7 +13,6 @@ import os
 import sys
 import time
 import uuid
-from dataclasses import replace
 
 from bench import child, process
 from bench.frameworks import TAKEN, Device
@@ -138,13 +137,15 @@ def print_paths(folder, rows):
 
 
 def read_machine(runs):
-    """Return this machine's Host; refuse a folder that cannot be written to, and warn if other programs are busy."""
+    """Return what describes this computer; refuse a folder that cannot be written to, and warn of busy programs."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
-    results.check_writable(settings.results_dir, environment.possible_machines(host))
+    card = environment.find_card()
+    machine = host["machine"] or environment.name_machine(host, card and card.name)
+    results.check_writable(settings.results_dir, [machine])
     if busy := meters.describe_load():
         log.warning("%s", busy)
-    return replace(host, card_is_shared=meters.is_card_shared())
+    return host
 
 
 def store(folder, rows):
@@ -351,7 +352,7 @@ def has_result(rows):
 
 def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
-    environ = run.environ | environment.keep_memory(run.environ, run.settings.use_gpu) | {process.TASK: task}
+    environ = environment.keep_memory(run.settings.use_gpu) | run.environ | {process.TASK: task}
     command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and task == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

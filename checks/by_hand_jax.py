@@ -4,8 +4,7 @@ import functools
 import itertools
 
 from bench.frameworks.keras_jax_tf import on_jax  # first: it sets Keras's backend
-from bench.workloads.operators import MAX_SETS
-from checks.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop
 
 # isort: split
 import jax
@@ -14,17 +13,9 @@ import jax.numpy as jnp
 
 def checks():
     on_jax.choose_device(None)
-    yield check_matmul(matmul)
     for phase in ("inference", "training"):
         block = loop(phase, *mlp())
         yield check_loop(phase, "mlp-5x1024", block, workload="mlp", DATA="synthetic", BATCH_SIZE="32")
-
-
-def matmul(side):
-    keys = jax.random.split(jax.random.key(0), 2 * MAX_SETS)
-    matrices = [jax.random.normal(key, (side, side)) for key in keys]
-    sets = itertools.cycle(zip(matrices[::2], matrices[1::2], strict=True))
-    return block_of(lambda: jnp.matmul(*next(sets)), jax.block_until_ready)
 
 
 def mlp():

@@ -9,16 +9,14 @@ from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from bench.frameworks.apple_mlx import on_mlx, on_mlx_networks
-from bench.workloads.operators import MAX_SETS
 from bench.workloads.workload import RESNETS
-from checks.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop
 
 MODEL, SIDE = "resnet18", 32  # MLX's build for Linux CPUs would take minutes for larger images
 
 
 def checks():
-    device = on_mlx.choose_device(None)
-    yield check_matmul(matmul, side=256 if device == "cpu" else 1024)
+    on_mlx.choose_device(None)
     for phase in ("inference", "training"):
         yield check_loop(phase, MODEL, loop(phase), IMAGE_SIZE=str(SIDE))
     yield check_decode()
@@ -26,16 +24,6 @@ def checks():
 
 def wait(_):
     mx.synchronize()
-
-
-def matmul(side):
-    sets = itertools.cycle([[mx.random.normal((side, side)) for _ in range(2)] for _ in range(MAX_SETS)])
-
-    def multiply():
-        a, b = next(sets)
-        mx.async_eval(a @ b)
-
-    return block_of(multiply, wait)
 
 
 def loop(phase):

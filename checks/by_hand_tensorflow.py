@@ -1,11 +1,9 @@
 """Loops that a careful TensorFlow user would write, for `make selfcheck FRAMEWORK=tensorflow`."""
 
-import itertools
 import os
 
 from bench.frameworks.keras_jax_tf import on_tensorflow  # first: it sets Keras's backend
-from bench.workloads.operators import MAX_SETS
-from checks.selfcheck import block_of, check_loop, check_matmul
+from checks.selfcheck import block_of, check_loop
 
 # isort: split
 import keras
@@ -16,14 +14,8 @@ MODEL = "mobilenet_v2"  # the same model as in Keras's applications
 
 def checks():
     on_tensorflow.choose_device(None)
-    yield check_matmul(matmul)
     for phase in ("inference", "training"):
         yield check_loop(phase, MODEL, loop(phase))
-
-
-def matmul(side):
-    sets = itertools.cycle([[tf.random.normal((side, side)) for _ in range(2)] for _ in range(MAX_SETS)])
-    return block_of(lambda: tf.linalg.matmul(*next(sets)), lambda _: tf.test.experimental.sync_devices())
 
 
 def loop(phase):

@@ -1,79 +1,83 @@
-"""Loops that a careful PyTorch user would write, for `make selfcheck`."""
+"""The idea of this program in one file: build a model, warm up, time windows of steps, take their median.
+
+    .venv/bin/python checks/by_hand_torch.py     images/s of ResNet-50
+
+Start reading here. This file imports nothing of ours: it has the loops that a careful user of PyTorch would write, and
+`make selfcheck` compares our figures with theirs.
+"""
 
 import itertools
 import os
-import subprocess
-import sys
+import statistics
+import time
 
 import torch
 import torchvision
 import transformers
 
-from bench.frameworks.pytorch import on_torch
-from bench.workloads.operators import MAX_SETS
-from checks.selfcheck import block_of, check_loop, check_matmul
-from tests.frameworks import known_device
+BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 4))
+DEVICE = "cpu" if os.environ.get("USE_GPU") == "0" else torch.accelerator.current_accelerator(True) or "cpu"
+SETS = 16  # of matrices, so that none is still in the cache when its turn comes
 
 
-def checks():
-    if known_device.IS_AVAILABLE:
-        yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
-    yield check_matmul(matmul)
-    for phase in ("inference", "training"):
-        yield check_loop(phase, "resnet50", loop(phase))
-    for phase in ("prefill", "decode"):
-        yield check_language_model(phase)
-
-
-def wait(_):
-    if on_torch.choose_device(None) != "cpu":
-        torch.accelerator.synchronize()
-
-
-def loop(phase):
-    """Return the block of ResNet-50 as a careful user would time it."""
-    device, batch_size = on_torch.choose_device(None), int(os.environ.get("BATCH_SIZE", 4))
-    model = torchvision.models.resnet50(weights=None).to(device).train(phase == "training")
-    images = torch.randn(batch_size, 3, 224, 224, device=device)
-    labels = torch.randint(1000, (batch_size,), device=device)
+def image_step(phase):
+    """Return a step of ResNet-50: it submits work, and returns a tensor that depends on all of it."""
+    model = torchvision.models.resnet50(weights=None).to(DEVICE).train(phase == "training")
+    images = torch.randn(BATCH_SIZE, 3, 224, 224, device=DEVICE)
+    labels = torch.randint(1000, (BATCH_SIZE,), device=DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
-
-    @torch.inference_mode()
-    def infer():
-        return model(images)
 
     def train():
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
+        return model.fc.bias.detach()
 
-    return block_of(train if phase == "training" else infer, wait, batch_size)
+    return train if phase == "training" else torch.inference_mode()(lambda: model(images))
 
 
-def check_language_model(phase, tokens=64):
-    """Compare with SmolLM2 as transformers' users run it: a prompt into an empty static cache, or one token a step."""
-    device = on_torch.choose_device(None)
+def language_step(phase, tokens):
+    """Return a step of SmolLM2: a prompt into an empty static cache, or one token into a cache of so many."""
     sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
     sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
     config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
-    model = transformers.LlamaForCausalLM(config).to(device).eval()
-    ids = torch.randint(49_152, (1, tokens), device=device)
+    model = transformers.LlamaForCausalLM(config).to(DEVICE).eval()
+    ids = torch.randint(49_152, (1, tokens), device=DEVICE)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
-    cache.early_initialization(1, 3, 576 // 9, model.dtype, torch.device(device))
+    cache.early_initialization(1, 3, 576 // 9, model.dtype, torch.device(DEVICE))
 
-    def steps_of_one_cache():
-        cache.reset()
-        for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
-            yield model(part, None, None, cache, logits_to_keep=1).logits
+    def steps():
+        while True:
+            cache.reset()
+            for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
+                yield model(part, None, None, cache, logits_to_keep=1).logits
 
-    done = itertools.chain.from_iterable(steps_of_one_cache() for _ in itertools.count())
-    step = torch.inference_mode()(lambda: next(done))
-    block = block_of(step, wait, tokens if phase == "prefill" else 1)
-    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
-    return check_loop(phase, "smollm2-135m", block, workload="llm", **environ)
+    return torch.inference_mode()(steps().__next__)
 
 
-def matmul(side):
-    device = on_torch.choose_device(None)
-    sets = itertools.cycle([[torch.randn(side, side, device=device) for _ in range(2)] for _ in range(MAX_SETS)])
-    return block_of(lambda: torch.mm(*next(sets)), wait)
+def matmul_step(side):
+    """Return a step that multiplies two matrices of side x side, others at each call."""
+    sets = itertools.cycle([torch.randn(2, side, side, device=DEVICE).unbind() for _ in range(SETS)])
+    return lambda: torch.mm(*next(sets))
+
+
+def time_window(step, steps):
+    """Return the seconds of a window: `steps` steps and one read, because a GPU works behind the host's back."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        result = None  # the next output may take its memory
+        result = step()
+    result.flatten()[-1].item()  # waits until the device has computed all
+    return time.perf_counter() - start
+
+
+def measure(step, windows=15, steps=None):
+    """Return the median of the seconds of a step in each window; without `steps`, a window takes about 0.2 seconds."""
+    time_window(step, 3)  # warm-up: libraries choose kernels, memory is allocated
+    steps = steps or max(1, round(0.2 / time_window(step, 1)))
+    return statistics.median(time_window(step, steps) for _ in range(windows)) / steps
+
+
+if __name__ == "__main__":
+    for phase in ("inference", "training"):
+        print(f"ResNet-50 {phase}, batch {BATCH_SIZE}: {BATCH_SIZE / measure(image_step(phase)):.4g} images/s")

@@ -10,6 +10,7 @@ import importlib
 import math
 import os
 import statistics
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -32,13 +33,6 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
     settings = read_settings(workload, environ)
     about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
     return check(settings, functools.partial(workload_of_command, workload), block, about)
-
-
-def check_matmul(by_hand, side=1024):
-    """Compare our rate of a matmul with that of a hand-written loop; by_hand: side -> block."""
-    settings = replace(read_settings("tflops"), precision="float32")
-    about = f"matmul of {side} x {side} x {side}, compared with a hand-written loop"
-    return check(settings, lambda _: operators.matmul((side,) * 3), by_hand(side), about)
 
 
 def check(settings, describe, block, about):
@@ -91,6 +85,34 @@ def compare(what, pairs, unit):
     return is_one
 
 
+def checks_of_torch(tokens=64):
+    """Yield whether we agree with each loop of by_hand_torch.py."""
+    from checks import by_hand_torch
+    from tests.frameworks import known_device
+
+    def block(step, items=1):
+        return lambda readings, steps: items / by_hand_torch.measure(step, readings, steps)
+
+    if known_device.IS_AVAILABLE:
+        yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
+    settings, side = replace(read_settings("tflops"), precision="float32"), 1024
+    loop, about = block(by_hand_torch.matmul_step(side)), f"matmul of {side} x {side} x {side}"
+    yield check(settings, lambda _: operators.matmul((side,) * 3), loop, about)
+    for phase in ("inference", "training"):
+        yield check_loop(phase, "resnet50", block(by_hand_torch.image_step(phase), by_hand_torch.BATCH_SIZE))
+    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
+    for phase, items in (("prefill", tokens), ("decode", 1)):
+        loop = block(by_hand_torch.language_step(phase, tokens), items)
+        yield check_loop(phase, "smollm2-135m", loop, workload="llm", **environ)
+
+
+def main():
+    """Compare with the loops of FRAMEWORK; return the exit status, 1 if a rate differs."""
+    name = read_settings("image").framework
+    frameworks.load(name)  # first: it sets Keras's backend
+    checks = checks_of_torch if name == "torch" else importlib.import_module(f"checks.by_hand_{name}").checks
+    return 0 if all(list(checks())) else 1
+
+
 if __name__ == "__main__":
-    by_hand = importlib.import_module(f"checks.by_hand_{read_settings('image').framework}")
-    sys.exit(0 if all(list(by_hand.checks())) else 1)
+    sys.exit(main())

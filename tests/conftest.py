@@ -57,7 +57,7 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(meters, "describe_load", str)  # takes a second
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
-    monkeypatch.setattr(environment, "find_apple_gpu_cores", lambda: None)  # seconds, on a Mac
+    monkeypatch.setattr(environment, "read_mac", lambda: {"cpu_name": "Apple M1"})  # takes seconds
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("RESULTS_DIR", str(tmp_path / "results"))

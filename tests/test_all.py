@@ -189,8 +189,7 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     make_all.children.device = Device("cpu", None, "2.16", 1)
     assert make_all()[1] == count
     describe = run.environment.read_host
-    changed = lambda machine: type(describe())(**asdict(describe(machine)) | {"commit": "other"})  # noqa: E731
-    monkeypatch.setattr(run.environment, "read_host", changed)
+    monkeypatch.setattr(run.environment, "read_host", lambda machine: describe(machine) | {"commit": "other"})
     assert make_all()[1] == count
     make_all.children.device = CUDA
     on_gpu = make_all()[1]

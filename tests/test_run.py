@@ -3,7 +3,6 @@
 import errno
 import io
 import signal
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -167,7 +166,7 @@ def test_an_input_pipeline_that_fails_ends_only_its_process(run_all):
 )
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
-    host = replace(read_host(machine), cpu_name="Some CPU 1", cpu_count=2, card_is_shared=True)
+    host = read_host(machine) | {"cpu_name": "Some CPU 1", "cpu_count": 2, "card_is_shared": True}
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
     row = complete_row(host, line, run_id="id", process=1)
@@ -255,19 +254,21 @@ def test_without_room_for_two_they_run_one_after_the_other(compare, caplog, last
 
 
 @pytest.mark.parametrize(
-    ("environ", "use_gpu", "library", "card", "keeps"),
+    ("environ", "card", "kept"),
     [
-        ({}, None, "glibc", None, True),
-        ({}, False, "glibc", Card("NVIDIA H200"), True),
-        ({}, None, "glibc", Card("NVIDIA H200"), False),
-        ({"MALLOC_TOP_PAD_": "268435456"}, None, "glibc", None, False),
-        ({}, None, "", None, False),  # musl, or macOS
+        ({}, None, "1000000000000"),
+        ({"USE_GPU": "0"}, Card("NVIDIA H200"), "1000000000000"),
+        ({"USE_GPU": ""}, Card("NVIDIA H200"), None),
+        ({"MALLOC_TRIM_THRESHOLD_": "7"}, None, "7"),
     ],
 )
-def test_glibc_keeps_memory_on_a_cpu(monkeypatch, environ, use_gpu, library, card, keeps):
-    monkeypatch.setattr(environment.platform, "libc_ver", lambda: (library, "2.36"))
+def test_glibc_keeps_memory_in_each_process_on_a_cpu(run_all, children, monkeypatch, environ, card, kept):
     monkeypatch.setattr(environment, "find_card", lambda: card)
-    assert bool(environment.keep_memory(environ, use_gpu)) == keeps
+    monkeypatch.delenv("USE_GPU", raising=False)
+    environ = {name: text for name, text in ({"BATCH_SIZE": "1,2", "RUNS": "1"} | environ).items() if text}
+    *_, rows = run_all("ok/ok", **environ)
+    assert {child.environ.get("MALLOC_TRIM_THRESHOLD_") for child in children.started} == {kept}
+    assert not any("MALLOC_TRIM_THRESHOLD_=1000" in row["allocator"] for row in rows)  # it is not the user's
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import traceback
 from dataclasses import dataclass
 from importlib import metadata
 
+from bench import explain_import
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
@@ -54,10 +55,7 @@ def load(name):
     except ModuleNotFoundError:
         raise
     except Exception as error:  # such as TensorFlow's own NotFoundError for a Metal plug-in of another version
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        path = os.environ.get("PYTHONPATH")
-        fix = f": unset PYTHONPATH={path!r}, which replaces packages of this Python" if path else ""
-        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {reason}{fix}") from None
+        raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {explain_import(error)}") from None
 
 
 def refuse_old(package, oldest):

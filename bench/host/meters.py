@@ -21,15 +21,12 @@ import psutil
 
 from bench import process
 from bench.host.environment import find_card, output_of, read_text
-from bench.host.resources import USABLE_CPUS, cpu_quota, usable_cores
+from bench.host.resources import USABLE_CPUS, usable_cores
 
 log = logging.getLogger("bench")
 
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
-# A card that is busier before the run is shared. A desktop at idle clocks needs more than 5.
-SHARED_PERCENT = 20.0
 LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
-MOST_WATTS = 3000  # of any card or chip: a counter that shows more is wrong (MangoHud, pull request 2144: 3.7 MW)
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 SLOW_PERIOD = 2.2  # seconds: macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424)
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
@@ -57,13 +54,12 @@ def reset_process_peak():
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def swapped_bytes():
-    """Return the bytes written to swap since the system started; on a Mac, the bytes in swap."""
+def count_swapped():
+    """Return the bytes written to swap since the system started; on a Mac, the pages."""
     if sys.platform != "darwin":
         return psutil.swap_memory().sout
     # psutil's `sout` also counts pages written to files, and psutil 7.2.2 reads neither on macOS 27.
-    used = re.findall(r"used = ([\d.]+)M", output_of("sysctl", "-n", "vm.swapusage") or "")
-    return float(used[0]) * 2**20
+    return int(re.findall(r"^Swapouts: +(\d+)", output_of("vm_stat") or "", re.MULTILINE)[0])
 
 
 def others_cpu_seconds():
@@ -72,9 +68,9 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    times = psutil.cpu_times(percpu=True)
-    if (cpu_quota() or math.inf) < len(USABLE_CPUS):
+    if usable_cores() < len(USABLE_CPUS):
         return math.nan
+    times = psutil.cpu_times(percpu=True)
     seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in USABLE_CPUS))
     # The parent of this process is also that of the other ranks of this machine, and of those that it is compared with.
     root = psutil.Process().parent()
@@ -136,22 +132,25 @@ class Watch:
         self._joules = joules
 
     def energy_cells(self):
-        """Return the columns of power and energy; {} if the counter changed too rarely or shows an impossible power."""
+        """Return the columns of power and energy; {} if the counter's changes are too few to be exact."""
         if len(self._changes) < 2:
             return {}
         (began, before, done), (ended, after, items) = self._changes
         counter = self._instruments.counter
-        watts = (after - before) / (ended - began)
-        if ended - began < LEAST_PERIODS * counter.period or not 0 < watts <= MOST_WATTS:
+        seconds, joules = ended - began, after - before
+        if seconds < LEAST_PERIODS * counter.period:
             return {}
-        joules = (after - before) / (items - done)
-        return {"power_watts": watts, "joules_per_item": joules, "power_scope": counter.power_scope}
+        return {
+            "power_watts": joules / seconds,
+            "joules_per_item": joules / (items - done),
+            "power_scope": counter.power_scope,
+        }
 
     def start(self):
         self._start = self._clock()
         self.look(0)
         self._others = read_or(math.nan, others_cpu_seconds)
-        self._swapped = read_or(math.nan, swapped_bytes)
+        self._swapped = read_or(math.nan, count_swapped)
 
     def stop(self):
         """Return (flags of what it noticed, {column: reading} of the sensors and of the energy counter).
@@ -165,7 +164,7 @@ class Watch:
         noticed = {
             "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": others > CONTENDED_SHARE * usable_cores(),
-            "swapping": read_or(math.nan, swapped_bytes) > self._swapped,
+            "swapping": read_or(math.nan, count_swapped) > self._swapped,
         }
         return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
 
@@ -188,10 +187,6 @@ class NvidiaCard:
 
     def joules(self):
         return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000
-
-    def busy_percent(self):
-        """Return how much of the last moments the card was in use, by any program."""
-        return self._nvml.nvmlDeviceGetUtilizationRates(self._card).gpu
 
     def read(self):
         """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
@@ -217,8 +212,6 @@ class AppleChip:
         # Two dies, and the package reads the CPU counters of only one, up to version 1.1.
         if "Ultra" in (chip_name or ""):
             parts.pop("cpu", None)
-        if not parts:
-            raise OSError("this Mac's chip has no energy counters")
         self._names = list(parts.values())
         self.power_scope = "+".join(parts)
         version = output_of("sw_vers", "-productVersion") or "0"
@@ -248,12 +241,5 @@ def open_instruments(device, device_name):
             raise OSError(f"no energy counter is known for {device_name or device}")
         counter.joules()
     except Exception as error:  # drivers and kernels fail in many ways
-        why = process.explain(error) if isinstance(error, ModuleNotFoundError) else f"{error or type(error).__name__}"
-        return Instruments(None, read, why)
+        return Instruments(None, read, process.explain(error) or type(error).__name__)
     return Instruments(counter, read)
-
-
-def is_card_shared():
-    """Return whether another program uses the NVIDIA card; called before a command starts its first child."""
-    card = find_card()
-    return bool(card) and read_or(0, lambda: NvidiaCard(card.name).busy_percent()) > SHARED_PERCENT

@@ -11,7 +11,7 @@ import sys
 
 import psutil
 
-from bench.host.environment import GIB, find_card, output_of, read_text
+from bench.host.environment import find_card, output_of, read_text
 from bench.host.ranks import read_ranks
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
@@ -23,13 +23,8 @@ USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count(
 def usable_cores():
     """Return the number of cores that this process may use, which a cluster or a container may limit."""
     cores = len(USABLE_CPUS)
-    return max(1, min(cores, int(cpu_quota() or cores)))
-
-
-def cpu_quota():
-    """Return the CPUs that a container's quota allows; None if there is none, or if it is set by cgroup v1."""
-    quota, _, period = read_text(f"{CGROUP}/cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() else None  # "max", or no such file
+    quota, _, period = read_text(f"{CGROUP}/cpu.max").partition(" ")  # "max 100000", or no such file
+    return max(1, min(cores, int(quota) // int(period))) if quota.isdecimal() else cores
 
 
 def available_bytes():
@@ -38,12 +33,12 @@ def available_bytes():
     A limit that cgroup v1 sets is not known. Unused file pages count as free, because the kernel drops them before it
     kills a process.
     """
-    try:
-        free = psutil.virtual_memory().available
-    except RuntimeError:  # psutil 7.2.2 on macOS 27
+    if sys.platform == "darwin":  # psutil 7.2.2 cannot read it on macOS 27
         counts = r"(?:page size of |^Pages (?:free|inactive|speculative): +)(\d+)"
         page, *pages = map(int, re.findall(counts, output_of("vm_stat") or "", re.MULTILINE))
         free = page * sum(pages)
+    else:
+        free = psutil.virtual_memory().available
     limit, use, statistics = (read_text(f"{CGROUP}/memory.{name}").strip() for name in ("max", "current", "stat"))
     if limit.isdecimal():  # else "max", or no such file
         unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
@@ -70,13 +65,3 @@ def count_workers(workers, queued, batch_bytes, shared_memory="/dev/shm"):
         return workers
     free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
     return min(workers, int(read_ranks().share(free) / (queued * batch_bytes)))
-
-
-def find_worker_shortage(workers, queued, batch_bytes, shared_memory="/dev/shm"):
-    """Explain why workers with `queued` batches each cannot share them with this process; "" if they can."""
-    fitting = count_workers(workers, queued, batch_bytes, shared_memory)
-    if fitting == workers:
-        return ""
-    needed = math.ceil(read_ranks().local_world_size * workers * queued * batch_bytes / GIB)
-    fix = f"`docker run --shm-size={needed}g`, or NUM_WORKERS={fitting}"
-    return f"NUM_WORKERS='{workers}' needs up to {needed} GiB of {shared_memory}, which has less: {fix}"

@@ -1,7 +1,6 @@
 """Make rows, {column: value}: what one process measured of one quantity."""
 
 import os
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from bench.host.environment import name_machine
@@ -42,7 +41,7 @@ def name_chip(row):
         ValueError: a GPU's name has no letters or digits.
     """
     gpu_name = None if row["device"] in (None, "", "cpu", "mps") else row["device_name"]
-    return name_machine(row["cpu_name"], row["cpu_id"], row["cpu_count"], gpu_name, row["gpu_cores"])
+    return name_machine(row, gpu_name)
 
 
 def make_rows(host, lines, death=None, **of_run):
@@ -67,20 +66,21 @@ def complete_row(host, line, **of_run):
     In the line are the cells of the device, of work_cells(), of the measurement, and of child.check_and_complete().
 
     Args:
+        host: as read_host() returns it.
         of_run: the cells run_id, process and group.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
     shared = {"schema": SCHEMA, "timestamp": now, "note": "", "flags": ""} | of_run
-    about = {name: cell for name, cell in asdict(host).items() if name in COLUMNS}
+    about = {name: cell for name, cell in host.items() if name in COLUMNS}
     row = dict.fromkeys(COLUMNS) | about | shared | line
-    row["machine"] = host.machine or name_chip(row)
-    row["device_name"] = row["device_name"] or host.cpu_name
+    row["machine"] = row["machine"] or name_chip(row)
+    row["device_name"] = row["device_name"] or row["cpu_name"]
     if row["device"] != "cuda":
         row["power_limit_watts"] = None
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
     row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
     is_flagged = {
-        "contended": host.card_is_shared and row["device"] == "cuda",
+        "contended": host["card_is_shared"] and row["device"] == "cuda",
         "implausible": peaks.is_implausible(row),
     }
     row["flags"] = " ".join([*row["flags"].split(), *(flag for flag, is_right in is_flagged.items() if is_right)])

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 # What nvidia-smi answers.
-SHARED = {"driver_version": "580.95.05", "power.limit": "450.00 W"}
+SHARED = {"driver_version": "580.95.05", "power.limit": "450.00 W", "utilization.gpu": "3 %"}
 GT_1030 = {"name": "NVIDIA GeForce GT 1030", "compute_cap": "6.1", "memory.total": "2048 MiB"}
 RTX_4090 = {"name": "NVIDIA GeForce RTX 4090", "compute_cap": "8.9", "memory.total": "24564 MiB"}
 CARDS = [SHARED | card | {"index": str(slot), "uuid": f"GPU-{slot}"} for slot, card in enumerate([GT_1030, RTX_4090])]
@@ -64,8 +64,7 @@ def environ(folder, **others):
 def answer_nvml(pynvml):
     """Let pynvml read these cards in this process; a handle is a slot."""
     values = {"TotalEnergyConsumption": lambda slot: (60 + slot) * 1000 * time.monotonic()}  # millijoules
-    values |= {"UtilizationRates": lambda slot: pynvml.c_nvmlUtilization_t(3, 1), "Temperature": lambda slot: 61 + slot}
-    values |= {"CurrentClocksEventReasons": lambda slot: 4}
+    values |= {"Temperature": lambda slot: 61 + slot, "CurrentClocksEventReasons": lambda slot: 4}
     values |= dict.fromkeys(("ClockInfo", "MaxClockInfo"), lambda slot: 2520)
     pynvml.nvmlInit, pynvml.nvmlDeviceGetHandleByIndex = lambda: None, int
     for name, value in values.items():

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks.pytorch import on_torch, on_torch_images
-from bench.host import resources
 from bench.settings import SettingError, read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data
@@ -151,7 +150,7 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch, open_workers):
 
 def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):
     usual = torch.get_num_threads()
-    monkeypatch.setattr(resources, "cpu_quota", lambda: 1.0)
+    monkeypatch.setattr(on_torch, "usable_cores", lambda: 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = [on_torch.find_device(read_settings("mlp", given)) for given in ({}, {"NUM_THREADS": "2"})]
     torch.set_num_threads(usual)

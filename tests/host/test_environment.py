@@ -1,16 +1,15 @@
 """The description of the host; the commands of other systems are replaced by recorded outputs."""
 
 import json
-import os
 import platform
-import subprocess
-from dataclasses import astuple
+import re
 
 import pytest
 
+import bench
 import submit_results
 from bench.host import environment
-from bench.host.environment import Card, find_apple_gpu_cores, list_cards
+from bench.host.environment import list_cards, read_mac
 from bench.records.rows import complete_row
 from bench.settings import SettingError
 
@@ -26,99 +25,103 @@ from bench.settings import SettingError
     ],
 )
 def test_a_machine_is_named_after_the_device_that_ran(cpu, cores, gpu, gpu_cores, name):
-    assert environment.name_machine(cpu, "GenuineIntel family 6 model 79 stepping 0", cores, gpu, gpu_cores) == name
+    host = {"cpu_name": cpu, "cpu_count": cores, "gpu_cores": gpu_cores}
+    host["cpu_id"] = "GenuineIntel family 6 model 79 stepping 0"
+    assert environment.name_machine(host, gpu) == name
 
 
 def answers(monkeypatch, **outputs):
     monkeypatch.setattr(environment, "output_of", lambda *command: outputs.get(command[0].replace("-", "_")))
 
 
-def test_cards_are_what_nvidia_smi_says_of_them(monkeypatch):
-    cards = [
-        Card("NVIDIA GeForce GT 1030", "0", "GPU-1111", "580.159.04", "2048 MiB", "30.00 W"),
-        Card("NVIDIA GB10", "1", "GPU-2222", "580.159.04", "[N/A]", "[N/A]"),
-    ]
-    answers(monkeypatch, nvidia_smi="\n".join(", ".join(astuple(card)) for card in cards))
-    assert list_cards.__wrapped__() == cards
-
-
-@pytest.mark.parametrize(("limit", "watts"), [("450.00 W", 450), ("[N/A]", None), ("[Not Supported]", None)])
-def test_the_power_limit_is_that_of_the_card_that_runs(monkeypatch, limit, watts):
-    cards = [Card("NVIDIA GeForce GT 1030", "0", power_limit="30.00 W"), Card("NVIDIA H100", "1", power_limit=limit)]
-    monkeypatch.setattr(environment, "list_cards", lambda: cards)
+@pytest.mark.parametrize(
+    ("limit", "busy", "cells"),
+    [("450.00 W", "30 %", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5 %", (None, ""))],
+)
+def test_a_row_has_the_driver_the_limit_and_the_load_of_the_card_that_runs(monkeypatch, limit, busy, cells):
+    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB, 30.00 W, 50 %\n"
+    answers(monkeypatch, nvidia_smi=f"{others}NVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A], {limit}, {busy}\n")
+    monkeypatch.setattr(environment, "list_cards", list_cards.__wrapped__)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert environment.find_card().memory == "[N/A]"
     host = environment.read_host("m")
-    assert host.power_limit_watts == watts
-    for device, limit_of_row in (("cuda", watts), ("cpu", None)):
-        row = complete_row(host, {"device": device, "device_name": "NVIDIA H100", "precision": "float32"})
-        assert row["power_limit_watts"] == limit_of_row
+    for device, expected in (("cuda", cells), ("cpu", (None, ""))):
+        row = complete_row(host, {"device": device, "device_name": "NVIDIA GB10", "precision": "float32"})
+        assert (row["power_limit_watts"], row["flags"], row["driver"]) == (*expected, "580.159.04")
 
 
 AMD = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
 ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\nCPU revision\t: 1\n"
 SPARK = ARM.format("0xd87") + ARM.format("0xd85")
-SPARK_NAMES = "Model name: Cortex-X925\nModel name: Cortex-A725\n"
-# chip: (/proc/cpuinfo of its types of cores, what lscpu prints, the name of the machine, what its id has)
-CHIPS = {
-    "AMD EPYC": (AMD, None, "amd-epyc", "AuthenticAMD family 25 model 17 stepping 1"),
-    "Graviton 3": (ARM.format("0xd40"), "Vendor ID: ARM\n  Model name: Neoverse-V1\n", "neoverse-v1", "0xd40"),
-    "DGX Spark": (SPARK, SPARK_NAMES, "cortex-x925-cortex-a725", "part 0xd87 part 0xd85"),
-    "Docker on an M3": (ARM.format("0x000"), "Model name: -\nModel: 0\n", "aarch64", "implementer 0x41 part 0x000"),
-}
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, chip):
-    cpuinfo, lscpu, machine, part_of_id = CHIPS[chip]
+@pytest.mark.parametrize(
+    ("cpuinfo", "lscpu", "machine", "part_of_id"),
+    [
+        (AMD, None, "amd-epyc", "AuthenticAMD family 25 model 17 stepping 1"),
+        (ARM.format("0xd40"), "Vendor ID: ARM\n  Model name: Neoverse-V1\n", "neoverse-v1", "0xd40"),
+        (SPARK, "Model name: Cortex-X925\nModel name: Cortex-A725\n", "cortex-x925-cortex-a725", "0xd87 part 0xd85"),
+        (ARM.format("0x000"), "Model name: -\nModel: 0\n", "aarch64", "part 0x000"),  # Docker on an M3
+    ],
+)
+def test_a_chip_has_the_name_and_id_of_its_cores(monkeypatch, cpuinfo, lscpu, machine, part_of_id):
     answers(monkeypatch, lscpu=lscpu)
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setattr(environment, "read_text", lambda path: f"{cpuinfo}\n" * 2)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    host = environment.read_host()
-    assert environment.name_machine(host.cpu_name, "", 4, None, None) == f"{machine}-4-cores"
-    assert part_of_id in host.cpu_id
-
-
-FASTER = "OMP_PROC_BIND KMP_BLOCKTIME ONEDNN_MAX_CPU_ISA MALLOC_CONF LD_PRELOAD TORCH_COMPILE_DISABLE XLA_FLAGS"
-FASTER += " TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS CUBLAS_WORKSPACE_CONFIG NCCL_ALGO JAX_ENABLE_X64 TF_XLA_FLAGS"
+    host = environment.read_host() | {"cpu_count": 4}
+    assert environment.name_machine(host | {"cpu_id": ""}, None) == f"{machine}-4-cores"
+    assert part_of_id in host["cpu_id"]
 
 
 def test_variables_that_change_the_speed_are_part_of_the_setup():
     """And not the path of an installation or a cache, or what is only printed."""
     alike = "OMP_NUM_THREADS MKL_HOME MKLROOT NCCL_DEBUG TORCHINDUCTOR_CACHE_DIR CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
-    alike += " TF_CPP_MIN_LOG_LEVEL CUDA_VERSION JAX_COMPILATION_CACHE_DIR TORCH_NCCL_ASYNC_ERROR_HANDLING PYTHONPATH"
+    alike += " TF_CPP_MIN_LOG_LEVEL CUDA_VERSION TORCH_NCCL_ASYNC_ERROR_HANDLING PYTHONPATH"
     others = dict.fromkeys(alike.split(), "x") | {"KMP_AFFINITY": ""}
-    faster = sorted(FASTER.split())
-    assert environment.find_allocator(others | dict.fromkeys(faster, "1")) == " ".join(f"{name}=1" for name in faster)
+    faster = "CUBLAS_WORKSPACE_CONFIG=1 JAX_ENABLE_X64=1 LD_PRELOAD=x.so:y.so MALLOC_CONF=1 OMP_PROC_BIND=1 XLA_FLAGS=1"
+    environ = dict(each.split("=") for each in faster.split()) | {"LD_PRELOAD": "/home/a/x.so:/usr/y.so"}
+    assert environment.find_allocator(others | environ) == faster
     assert environment.find_allocator(others) is None
-    assert environment.find_allocator({"LD_PRELOAD": "/home/a/x.so:/usr/y.so"}) == "LD_PRELOAD=x.so:y.so"
 
 
-def test_a_mac_tells_its_gpu_its_power_and_its_processor(monkeypatch):
+def test_a_mac_tells_its_gpu_its_power_and_its_system(monkeypatch):
     profile = json.dumps({"SPDisplaysDataType": [{"sppci_cores": "32"}, {"_name": "a monitor"}]}, indent=2)
     power = "Now drawing from 'Battery Power'\n lowpowermode         1\n"
-    answers(monkeypatch, system_profiler=profile, pmset=power, sysctl="1", sw_vers="26.1\n")
-    assert (find_apple_gpu_cores(), environment.find_power_source()) == (32, "battery")
-    assert environment.find_low_power_mode() == 1
+    answers(monkeypatch, system_profiler=profile, pmset=power, sysctl="Apple M1 Max\n", sw_vers="26.1\n")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    monkeypatch.setattr(platform, "mac_ver", lambda: ("16.0", ("", "", ""), "arm64"))  # of an older SDK
-    assert environment.read_host("m").os == "macOS 26.1"
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(environment, "read_mac", read_mac)
+    host = environment.read_host("m")
+    assert (host["cpu_name"], host["gpu_cores"], host["os"]) == ("Apple M1 Max", 32, "macOS 26.1")
+    assert (host["power_source"], host["low_power_mode"]) == ("battery", 1)
     missing = environment.explain_missing_gpu("torch")
-    assert "macOS 15" in missing
-    assert "FRAMEWORK=mlx" in missing
-    monkeypatch.setattr(platform, "machine", lambda: "x86_64")  # Python runs in Rosetta
-    with pytest.raises(SettingError):
-        environment.refuse_rosetta()
+    assert all(words in missing for words in ("macOS 15", "FRAMEWORK=mlx"))
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ImportError("libtorch_cuda.so: failed to map segment"), "failed to map segment.*may use 2.9 GB of address"),
+        (ImportError("Please note:\n* this\nOriginal error was: GLIBCXX_3.4"), "^ImportError: GLIBCXX_3.4: unset LD_L"),
+        (ModuleNotFoundError(name="PIL"), "pip install .*pillow"),
+    ],
+)
+def test_an_import_that_fails_is_told_with_what_may_be_the_cause(monkeypatch, error, words):
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/conda/lib")
+    monkeypatch.delenv("PYTHONPATH")
+    monkeypatch.setattr(bench.resource, "getrlimit", lambda kind: (3_000_000 * 1024, -1))
+    assert re.search(words, bench.explain_import(error))
 
 
 def test_power_source_of_a_linux_laptop(monkeypatch, tmp_path):
     answers(monkeypatch)
-    assert environment.find_power_source(tmp_path) is None
+    monkeypatch.setattr(environment, "POWER_SUPPLIES", tmp_path)
+    assert environment.read_linux()["power_source"] is None
     (tmp_path / "BAT0").mkdir()
     for status, source in (("Discharging", "battery"), ("Full", "ac")):
         (tmp_path / "BAT0" / "status").write_text(f"{status}\n")
-        assert environment.find_power_source(tmp_path) == source
+        assert environment.read_linux()["power_source"] == source
 
 
 @pytest.fixture
@@ -132,8 +135,9 @@ def commit(monkeypatch, tmp_path):
     return environment.find_commit()
 
 
-def test_only_changed_programs_make_the_commit_dirty(commit, tmp_path):
+def test_only_changed_programs_make_the_commit_dirty(commit, monkeypatch, tmp_path):
     assert len(commit) == 12
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # whoever owns the clone
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "m.csv").write_text("row")
     (tmp_path / "table.md").write_text("untracked, as .DS_Store is")
@@ -148,14 +152,3 @@ def test_a_commit_that_git_cannot_tell_is_unknown(commit, monkeypatch, tmp_path)
     assert environment.find_commit() is None
     with pytest.raises(SettingError, match="git clone"):
         submit_results.Repository(tmp_path / "unpacked")
-    monkeypatch.setattr(environment, "output_of", lambda *words: None if "status" in words else commit)
-    assert environment.find_commit() is None
-
-
-def test_the_commit_is_known_whoever_owns_the_clone_and_whatever_variables_are_set(commit, monkeypatch):
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    assert environment.output_of("sh", "-c", "echo $LC_ALL") == "C\n"
-    environ = os.environ | {"GIT_TEST_ASSUME_DIFFERENT_OWNER": "1"}
-    run = lambda *words: subprocess.run(words, env=environ, capture_output=True, text=True).stdout  # noqa: E731
-    monkeypatch.setattr(environment, "output_of", run)
-    assert environment.find_commit() == commit

@@ -25,40 +25,40 @@ CACHE = f"anon 5\ninactive_file {GB}\nfile 7"  # unused file pages
 def test_available_memory_is_the_least_of_all_limits(monkeypatch, tmp_path, files, ranks, free):
     for name, text in files.items():
         (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
     monkeypatch.setattr(resources.psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * GB))
     monkeypatch.setattr(resources, "read_ranks", lambda: Ranks(0, ranks, 0, ranks))
     monkeypatch.setattr(resources, "CGROUP", tmp_path)
-    assert (resources.available_bytes(), resources.cpu_quota()) == (free, 1.5)
+    assert resources.available_bytes() == free
 
 
-PAGES = {"free": 9436, "active": 774260, "inactive": 915780, "speculative": 1639, "throttled": 0, "purgeable": 41217}
-VM_STAT = "\n".join(f"Pages {name + ':':<16}{count:>16}." for name, count in PAGES.items())
-MACOS_27 = {
-    "vm_stat": f"Mach Virtual Memory Statistics: (page size of 16384 bytes)\n{VM_STAT}\n",
-    "sysctl": "total = 10240.00M  used = 9689.94M  free = 550.06M  (encrypted)\n",
-}
+@pytest.mark.parametrize(("limit", "cores"), [("150000 100000", 1), ("50000 100000", 1), ("max 100000", 2), ("", 2)])
+def test_usable_cores_are_those_of_the_quota(monkeypatch, tmp_path, limit, cores):
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    monkeypatch.setattr(resources, "CGROUP", tmp_path)
+    monkeypatch.setattr(resources, "USABLE_CPUS", {0, 3})
+    assert resources.usable_cores() == cores
 
 
-def test_memory_and_swap_of_a_mac_are_known_where_psutil_cannot_read_them(monkeypatch):
-    def refuse():
-        raise RuntimeError("host_statistics64(HOST_VM_INFO64) syscall failed: (ipc/mig) array not large enough")
+VM_STAT = """Mach Virtual Memory Statistics: (page size of 16384 bytes)
+Pages free:                                 9436.
+Pages active:                             774260.
+Pages inactive:                           915780.
+Pages speculative:                          1639.
+Swapouts:                                   4112.
+"""
 
-    monkeypatch.setattr(resources.psutil, "virtual_memory", refuse)
+
+def test_memory_and_swap_of_a_mac_are_those_of_vm_stat(monkeypatch):
     for module in (resources, meters):
-        monkeypatch.setattr(module, "output_of", lambda name, *rest: MACOS_27[name])
+        monkeypatch.setattr(module, "output_of", {"vm_stat": VM_STAT}.get)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(resources, "CGROUP", "/none")
     assert resources.available_bytes() == (9436 + 915780 + 1639) * 16384
-    assert meters.swapped_bytes() == 9689.94 * 2**20
+    assert meters.count_swapped() == 4112
 
 
-def test_workers_that_need_more_shared_memory_than_docker_gives_are_told_how_much(monkeypatch, tmp_path):
+@pytest.mark.parametrize(("free", "fitting"), [(2**26, 0), (2**31, 2), (2**40, 16)])
+def test_only_workers_that_share_their_batches_fit(monkeypatch, tmp_path, free, fitting):
     monkeypatch.setattr(sys, "platform", "linux")
-    said = []
-    for free in (2**26, 2**31):
-        monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
-        said.append(resources.find_worker_shortage(16, 3, 64 * 3 * 224 * 224 * 4, tmp_path))
-    assert "--shm-size=2g" in said[0]
-    assert said[1] == ""
-    assert resources.count_workers(16, 3, 2**28, tmp_path) == 2  # of 2 GiB
+    monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    assert resources.count_workers(16, 3, 2**28, tmp_path) == fitting

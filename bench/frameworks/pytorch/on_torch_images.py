@@ -46,8 +46,9 @@ def open_stream(workload, settings, pins_memory):
     paths = data.jpeg_files(settings.seed)
     workers = settings.num_workers
     queued = data.PREFETCH + 1  # batches of each worker, one of them in its hands
-    if workers and (shortage := resources.find_worker_shortage(workers, queued, workload.batch_bytes)):
-        raise MeasurementError("unsupported", shortage)
+    if workers > (fitting := resources.count_workers(workers, queued, workload.batch_bytes)):
+        fix = f"`docker run --ipc=host`, or NUM_WORKERS={fitting}"
+        raise MeasurementError("unsupported", f"NUM_WORKERS='{workers}' needs more than /dev/shm has: {fix}")
     with process.deferred_interrupts():
         loader = DataLoader(
             JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
