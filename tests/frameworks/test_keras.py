@@ -22,7 +22,7 @@ def test_a_step_is_traced_once_for_each_shape():
     for _ in range(3):
         session.step()
     assert session.context.trace_count() == 1
-    inputs, labels = next(session.batches)
+    inputs, labels = next(session.batches)[0]
     session.model.train(inputs[:3], labels[:3])
     assert session.context.trace_count() == 2
 

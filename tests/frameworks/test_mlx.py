@@ -76,7 +76,7 @@ class EvaluationClock:
 
 def test_inference_that_evaluates_only_what_is_read_is_refused():
     session = open_session("mlp", "inference")
-    session.model.infer = session.model._infer
+    session.run = session.model._infer
     with pytest.raises(MeasurementError, match="do not run") as caught:
         Timer(session, 8, max_seconds=0.1, clock=EvaluationClock(session)).measure()
     assert caught.value.status == "work_skipped"

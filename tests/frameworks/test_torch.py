@@ -81,7 +81,7 @@ def test_the_optimizer_is_the_one_asked_for(optimizer, rate):
 
 def test_images_lie_in_the_memory_format_asked_for():
     for memory_format, is_last in (("channels_first", False), ("channels_last", True)):
-        images, _ = next(open_session("image", "inference", MEMORY_FORMAT=memory_format).batches)
+        (images,), _ = next(open_session("image", "inference", MEMORY_FORMAT=memory_format).batches)
         assert images.is_contiguous(memory_format=torch.channels_last) == is_last
 
 

@@ -35,7 +35,7 @@ def test_every_weight_is_trained(model):
 
 def test_the_loss_is_the_mean_squared_error_of_the_noise():
     session = open_session("diffusion", "forward")
-    *inputs, noise = batch = next(session.batches)
+    *inputs, noise = batch = next(session.batches)[0]
     expected = np.mean((session.model.output(*inputs) - session.context.to_numpy(noise)) ** 2)
     session.model.forward(*batch)
     assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)

@@ -14,6 +14,7 @@ from keras import layers, ops
 
 from bench import check
 from bench.frameworks import base
+from bench.settings import TRAINING
 from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
@@ -36,16 +37,16 @@ class KerasContext(base.DeviceContext):
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
 
-    def build(self, workload, is_trained):
+    def build(self, workload, phase):
         keras.config.set_dtype_policy(self.policy)  # for new layers
         with keras.device(self.place):
             model = self.builders[workload.name](workload)
             calibrate(model, self.put(*self.calibration_inputs(workload)))
-            return self.model_class(self, model, workload, is_trained)
+            return self.model_class(self, model, workload, phase in TRAINING)
 
     def probe(self, name, left, right):
         operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
-        output = operator(*self.put_operands([left, right], self.policy.compute_dtype))
+        output = operator(*self.put_operands(left, right, dtype=self.policy.compute_dtype))
         array = self.to_numpy(output)
         if name == "convolution":  # without the padded border
             array = array[..., 1:-1, 1:-1]
@@ -60,7 +61,7 @@ class KerasContext(base.DeviceContext):
         tensor: Any = ops.convert_to_tensor(array)
         return ops.cast(tensor, dtype) if keras.backend.is_float_dtype(tensor.dtype) else tensor
 
-    def put_operands(self, arrays, dtype=None):
+    def put_operands(self, *arrays, dtype=None):
         if arrays[0].ndim == 4:  # the kernel as height, width, input, output
             arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
         with keras.device(self.place):
@@ -75,8 +76,10 @@ class KerasContext(base.DeviceContext):
         return ops.reshape(values, (-1,))
 
     def read(self, values):
-        # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(self.to_numpy(values)))
+        # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy.
+        if self.device == "cpu":
+            values = np.asarray(values)
+        return float(np.linalg.norm(np.asarray(values[(-1,) * (values.ndim - 1)]).astype(np.float32)))
 
     def on_cpu(self):
         """Return this context for the reference."""
@@ -84,10 +87,6 @@ class KerasContext(base.DeviceContext):
         context.device, context.place, context.compile = "cpu", "cpu:0", False
         context.policy = keras.dtype_policies.get("float32")
         return context
-
-    def last_row(self, output):
-        # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
-        return super().last_row(np.asarray(output) if self.device == "cpu" else output)
 
     def release(self):
         keras.backend.clear_session()

@@ -142,6 +142,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one graph."""
         self.loss = self.train_step(*batch)
+        return self.last_weight
 
     def trained_weights(self):
         return {weight.path: weight.value for weight in self.weights}
@@ -161,6 +162,7 @@ class DeviceContext(KerasContext):
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
+        self.queues_steps = self.device == "cuda"  # nobody knows that of Metal's plug-in
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
 
@@ -185,10 +187,6 @@ class DeviceContext(KerasContext):
 
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
-
-    @property
-    def queues_steps(self):
-        return self.device == "cuda"  # nobody knows that of Metal's plug-in
 
     def reset_peak_memory(self):
         if self.device == "cuda":
