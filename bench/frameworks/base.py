@@ -90,10 +90,6 @@ class DeviceContext:
     notes = nothing  # () -> what a reader of a row has to know, once the row is measured
     release = nothing  # (): frees what a closed session leaves behind
 
-    def operator(self, name):
-        """Return the function of one operator, as it is timed."""
-        return self.operators[name]
-
     def put_operands(self, *arrays):
         """Return an operator's operands on the device; integers as they are."""
         return self.put(*arrays)

@@ -41,25 +41,24 @@ def open_session(context_class, workload, settings, scope):
         advice = f"did you mean {', '.join(near)}?" if near else "set another one, such as resnet50"
         kind = f"a classification model of {settings.framework}, and only those are measured"
         raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
-    kind = EpochSession if scope == "epoch" else Session
-    return kind(context_class(settings), workload, settings, scope)
+    return Session(context_class(settings), workload, settings, scope)
 
 
 class Session:
     """One workload on one device, ready to be timed.
 
     A step is a function of the model, as the phase says; or one operator on the next operands, called as users call it;
-    or, in the scope input, a batch that is prepared and copied to the device.
+    or, in the scope input, a batch that is prepared and copied to the device. Epochs have the whole data on the device.
     """
 
     model: Any = None  # a Model of base.py
+    is_trained = False  # whether it has a loss and gradients
     prepare: Any = None  # () -> None: must run before each step, is not timed; None: nothing has to
     parameters: int | None = None  # trainable; None without a model
     weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     stream: Any = None  # the Stream that the batches come from; None: they are resident
     num_workers: int | None = None  # that prepare batches; None: resident
     queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
-    last_result: Any = None  # a tensor that depends on the last step, in training an updated weight
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
     gradients: Any = None  # what check_gradients() compares after the first step
@@ -75,7 +74,7 @@ class Session:
             self.run = lambda images, *_: images
             self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
         elif workload.samples:
-            self.run = context.operator(workload.model)
+            self.run = context.operators[workload.model]
         else:
             self.open_model()
         if scope in ("input", "end_to_end"):
@@ -86,51 +85,48 @@ class Session:
         if self.is_trained:
             self.gradients = check.compute_gradients(self)
             context.traces = 0  # what was compiled for the check does not count
+        if scope == "epoch":
+            self.put_data()
 
     def open_model(self):
         """Build the model, and choose the functions of it that are a step."""
-        phase, sizes = self.settings.phase, self.workload.sizes
+        phase = self.settings.phase
         self.model = model = self.context.build(self.workload, phase)
         check.check_parameters(model.parameters, self.workload.parameters)
         self.parameters, self.weight_bytes = model.parameters, model.weight_bytes
+        self.is_trained = phase in TRAINING
         *self.before, self.run = (getattr(model, name) for name in STEPS[phase])
         self.prepare = self.run_before if self.before else None
-        if phase == "prefill" and sizes.num_experts > 1:
+        if phase == "prefill" and self.workload.sizes.num_experts > 1:
             self.queues_steps = False  # the host waits for the choice of experts
-
-    @property
-    def is_trained(self):
-        """Return whether the model has a loss and gradients."""
-        return self.model is not None and self.settings.phase in TRAINING
 
     def list_steps(self, batches):
         """Yield (the arguments of a step, what its check needs) of batches in NumPy, which are put on the device."""
+        if self.settings.phase in ("prefill", "decode"):
+            yield from self.list_tokens(batches)
+            return
         for batch in batches:
             if self.workload.samples:
                 yield self.context.put_operands(*batch), self.workload.samples(batch)
-            elif self.settings.phase in ("prefill", "decode"):
-                yield from self.list_tokens(*batch)
             else:
                 arguments = self.context.put(*batch)
                 inputs = self.workload.inputs_of(arguments)
-                yield (arguments if self.settings.phase in TRAINING else inputs), inputs
+                yield (arguments if self.is_trained else inputs), inputs
 
-    def list_tokens(self, ids):
+    def list_tokens(self, batches):
         """Yield the steps of prefill, a whole prompt each, or of decode, a token of each sequence after DEPTH.
 
         The cache has the first batch's tokens before DEPTH. The check gets each sequence as far as it was read.
         """
+        (first,), *_ = batches
         is_decode = self.settings.phase == "decode"
-        start, length = (self.settings.depth, 1) if is_decode else (0, ids.shape[1])
-        if self.prompt is None:
-            self.prompt = np.ascontiguousarray(ids[:, :start])
-            self.model.open_cache(*self.context.put(self.prompt), ids.shape[1])
-        ids[:, :start] = self.prompt
-        for place in range(start, ids.shape[1], length):
-            tokens = np.ascontiguousarray(ids[:, place : place + length])
-            yield (place, *self.context.put(tokens)), (ids[:, : place + length],)
-
-    prompt = None  # what the cache has before a round of decode
+        start, length = (self.settings.depth, 1) if is_decode else (0, first.shape[1])
+        self.model.open_cache(*self.context.put(np.ascontiguousarray(first[:, :start])), first.shape[1])
+        for (ids,) in batches:
+            ids[:, :start] = first[:, :start]
+            for place in range(start, ids.shape[1], length):
+                tokens = np.ascontiguousarray(ids[:, place : place + length])
+                yield (place, *self.context.put(tokens)), (ids[:, : place + length],)
 
     def read_files(self):
         """Take batches that workers read from JPEG files, which each step puts on the device."""
@@ -171,13 +167,14 @@ class Session:
 
     def flops_of_item(self, inputs=None):
         """Return the FLOPs of an item with these inputs; 0 if they are unknown."""
-        is_decode = self.settings.phase == "decode"
-        items = inputs[0].shape[1] if is_decode else self.workload.items_per_step / self.settings.batch_size
+        items = self.workload.items_per_step / self.settings.batch_size
+        if self.settings.phase == "decode":
+            items = inputs[0].shape[1]  # all tokens of the sequence, which the reference reads at once
         return (self.workload.flops_per_item or 0) * items
 
     def matrices(self):
         """Yield (name, about SAMPLED of its values in NumPy) of each matrix that a step moves, but no embeddings."""
-        moves = self.model is not None and self.settings.phase in ("training", "optimizer")
+        moves = self.is_trained and self.settings.phase in ("training", "optimizer")
         for name, weights in self.model.trained_weights().items() if moves else ():
             if len(weights.shape) > 1 and not any(part in name for part in LEFT_OUT):
                 flat = self.context.flat(weights)
@@ -218,25 +215,18 @@ class Session:
         vars(self).clear()  # everything that holds memory or workers
         context.release()
 
-
-class EpochSession(Session):
-    """Whole passes over the training data, which is on the device; batches are put together there."""
-
-    losses: list  # the loss of each step of the last epoch, still on the device
-
-    def __init__(self, context, workload, settings, scope):
-        super().__init__(context, workload, settings, scope)
-        train_inputs, train_labels, test_inputs, self.test_labels = workload.dataset()
-        self.train_data = context.put(train_inputs, train_labels)
-        self.test_inputs, _ = context.put(test_inputs, self.test_labels)
-        count, size = len(train_labels), settings.batch_size
-        # Both sizes of batches, a whole one and the last one: two updates before the first epoch.
+    def put_data(self):
+        """Put the training and test data on the device; train once with a whole batch and once with the last one."""
+        train_inputs, train_labels, test_inputs, self.test_labels = self.workload.dataset()
+        self.train_data = self.context.put(train_inputs, train_labels)
+        self.test_inputs, _ = self.context.put(test_inputs, self.test_labels)
+        count, size = len(train_labels), self.settings.batch_size
         self.train_epoch(np.arange(min(count, size + (count % size or size))))
         self.after_first_step()
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; return how many."""
-        self.losses = []
+        self.losses = []  # of each step, still on the device
         for batch in self.context.batches_in_order(self.train_data, order, self.settings.batch_size):
             self.last_result = self.model.train(*batch)
             self.losses.append(self.model.loss)

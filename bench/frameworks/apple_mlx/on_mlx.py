@@ -47,6 +47,17 @@ def choose_device(use_gpu):
     return kind
 
 
+def evaluated(function):
+    """Return an operator that evaluates its output."""
+
+    def call(*operands):
+        output = function(*operands)
+        mx.async_eval(output)
+        return output
+
+    return call
+
+
 # The calls that users write. MLX allocates its outputs itself: `out` is not used.
 OPERATORS = {
     "matmul": mx.matmul,
@@ -56,6 +67,7 @@ OPERATORS = {
     "add": lambda x, y, out: x + y,
     "triad": mx.compile(lambda x, y, out: 2.0 * x + y),  # otherwise two operators, which move more bytes
 }
+OPERATORS = {name: evaluated(function) for name, function in OPERATORS.items()}
 
 
 def cross_entropy(outputs, target):
@@ -125,14 +137,6 @@ class DeviceContext(base.DeviceContext):
         module.set_dtype(self.dtype)
         kind = CachedModel if phase in ("prefill", "decode") else Model
         return kind(self, module, workload, phase in TRAINING)
-
-    def operator(self, name):
-        def call(*operands):
-            result = OPERATORS[name](*operands)
-            mx.async_eval(result)
-            return result
-
-        return call
 
     def put(self, *arrays, dtype=None):
         """Return arrays of a batch in MLX: floats in this type, integers in MLX's own, images channels last."""

@@ -45,7 +45,7 @@ class KerasContext(base.DeviceContext):
             return self.model_class(self, model, workload, phase in TRAINING)
 
     def probe(self, name, left, right):
-        operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
+        operator = self.operators[{"matmul": "matmul", "convolution": "conv3x3"}[name]]
         output = operator(*self.put_operands(left, right, dtype=self.policy.compute_dtype))
         array = self.to_numpy(output)
         if name == "convolution":  # without the padded border

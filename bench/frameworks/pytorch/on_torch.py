@@ -31,7 +31,6 @@ WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 FULL = 0.95  # share of a card's memory
 NORMS = torch.nn.modules.batchnorm._BatchNorm
-INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
 join_ranks = on_torch_ranks.Group
 
 
@@ -54,8 +53,8 @@ def find_device(settings):
     is_small = kind == "mps" and installed_bytes() < SHARED_GB * GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
-    properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
-    is_integrated = properties and bool(getattr(properties, INTEGRATED[kind], False))
+    properties = torch.cuda.get_device_properties() if kind == "cuda" else None
+    is_integrated = bool(getattr(properties, "is_integrated", False)) if properties else None
     is_nvidia = kind == "cuda" and not torch.version.hip
     is_old_card = is_nvidia and torch.cuda.get_device_capability() < (8, 0)
     is_old_cpu = kind == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
@@ -70,15 +69,8 @@ def find_device(settings):
         count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
-        why_not_compiled=explain_missing_triton() if is_nvidia else None,
+        why_not_compiled=environment.explain_missing_compiler() if is_nvidia else None,
     )
-
-
-def explain_missing_triton():
-    """Return one clause if this NVIDIA card cannot run what torch.compile makes; else ""."""
-    if torch.cuda.get_device_capability() < (7, 0):
-        return "COMPILE=1 needs a card of compute capability 7.0 or newer (RTX 20, V100)"
-    return environment.explain_missing_compiler()
 
 
 def choose_device(use_gpu):
@@ -190,6 +182,7 @@ OPERATORS = {
     "add": lambda x, y, out: torch.add(x, y, out=out),
     "triad": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
 }
+OPERATORS = {name: torch.inference_mode()(function) for name, function in OPERATORS.items()}
 
 
 @torch.no_grad()
@@ -293,9 +286,6 @@ class DeviceContext(base.DeviceContext):
             return compiled(*inputs, **others)
 
         return step
-
-    def operator(self, name):
-        return torch.inference_mode()(OPERATORS[name])
 
     def put(self, *arrays):
         return tuple(map(self.put_array, arrays))
