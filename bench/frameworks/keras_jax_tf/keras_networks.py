@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from bench import check
 from bench.frameworks import base
 from bench.settings import TRAINING
 from bench.timing import MeasurementError
@@ -38,34 +37,35 @@ class KerasContext(base.DeviceContext):
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
 
     def build(self, workload, phase):
-        keras.config.set_dtype_policy(self.policy)  # for new layers
+        keras_model = self.build_layers(workload)
         with keras.device(self.place):
-            model = self.builders[workload.name](workload)
-            calibrate(model, self.put(*self.calibration_inputs(workload)))
-            return self.model_class(self, model, workload, phase in TRAINING)
+            calibrate(keras_model, self.put(*self.calibration_inputs(workload)))
+            return self.model_class(self, keras_model, workload, phase in TRAINING)
+
+    def build_layers(self, workload):
+        """Return a Keras model on this device, whose new layers have this precision."""
+        keras.config.set_dtype_policy(self.policy)
+        with keras.device(self.place):
+            return self.builders[workload.name](workload)
 
     def probe(self, name, left, right):
-        operator = self.operators[{"matmul": "matmul", "convolution": "conv3x3"}[name]]
-        output = operator(*self.put_operands(left, right, dtype=self.policy.compute_dtype))
-        array = self.to_numpy(output)
-        if name == "convolution":  # without the padded border
-            array = array[..., 1:-1, 1:-1]
-        return array, output.dtype == "float16"
+        operands = self.put_operands(left, right, dtype=self.policy.compute_dtype)
+        if name == "matmul":
+            output = self.operators["matmul"](*operands)
+            return self.to_numpy(output), output.dtype == "float16"
+        output = self.operators["conv3x3"](*operands)
+        return self.to_numpy(output)[..., 1:-1, 1:-1], output.dtype == "float16"  # without the padded border
 
-    def put(self, *arrays):
+    def put(self, *arrays, dtype=None):
         with keras.device(self.place):
-            return tuple(self.put_array(channels_last(each), self.policy.variable_dtype) for each in arrays)
-
-    def put_array(self, array, dtype):
-        """Return one array on the device of the context, floats in this dtype."""
-        tensor: Any = ops.convert_to_tensor(array)
-        return ops.cast(tensor, dtype) if keras.backend.is_float_dtype(tensor.dtype) else tensor
+            tensors: Any = [ops.convert_to_tensor(channels_last(each)) for each in arrays]
+            dtype = dtype or self.policy.variable_dtype
+            return tuple(ops.cast(each, dtype) if is_float(each) else each for each in tensors)
 
     def put_operands(self, *arrays, dtype=None):
-        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
-            arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
-        with keras.device(self.place):
-            return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
+        if arrays[0].ndim == 4:  # put() makes the kernel height, width, input, output
+            arrays = arrays[0], arrays[1].transpose(2, 0, 3, 1)
+        return self.put(*arrays, dtype=dtype)
 
     def to_numpy(self, values):
         array = np.asarray(values)
@@ -112,15 +112,15 @@ class KerasModel(base.Model):
     def on_cpu(self):
         context = self.context.on_cpu()
         self.write_variables()
-        weights = [np.asarray(each.value).astype(np.float32) for each in self.keras_model.weights]
-        keras.config.set_dtype_policy(context.policy)
-        with keras.device(context.place):
-            keras_model = BUILDERS[self.workload.name](self.workload)
+        keras_model = context.build_layers(self.workload)
         keras.config.set_dtype_policy(self.context.policy)
-        check.require(len(keras_model.weights) == len(weights), "the model has other layers than when it was built")
         with keras.device(context.place):
-            keras_model.set_weights(weights)
+            keras_model.set_weights([np.asarray(each.value).astype(np.float32) for each in self.keras_model.weights])
             return type(self)(context, keras_model, self.workload, is_trained=False)
+
+
+def is_float(tensor):
+    return keras.backend.is_float_dtype(tensor.dtype)
 
 
 def channels_last(array):

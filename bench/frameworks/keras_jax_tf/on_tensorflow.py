@@ -52,16 +52,12 @@ def explain_new_card(capability):
     """Return a clause if kernels must be compiled from PTX first; raises SettingError if the process would end."""
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
     newest = max((int(re.sub(r"\D", "", each)) // 10 for each in built), default=0)
-    if not (capability and newest):
+    if not (capability and newest) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
         return ""
-    if capability[0] > newest:
-        raise SettingError(
-            f"FRAMEWORK='tensorflow': {tf.__version__} has no kernels for compute capability {capability[0]}.x (only "
-            f"up to {newest}.x): set FRAMEWORK=torch, or USE_GPU=0"
-        )
-    if any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
-        return ""
-    return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
+    if capability[0] <= newest:
+        return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
+    reason = f"{tf.__version__} has no kernels for compute capability {capability[0]}.x (only up to {newest}.x)"
+    raise SettingError(f"FRAMEWORK='tensorflow': {reason}: set FRAMEWORK=torch, or USE_GPU=0")
 
 
 def choose_device(use_gpu):
