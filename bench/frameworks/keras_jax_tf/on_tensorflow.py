@@ -8,17 +8,8 @@ from functools import partial
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-stderr = os.dup(2)
-nowhere = os.open(os.devnull, os.O_WRONLY)
-os.dup2(nowhere, 2)  # TensorFlow prints twice that it was loaded, whatever the level of its log
-try:
-    import tensorflow as tf
-finally:
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    os.close(nowhere)
-
 import keras
+import tensorflow as tf
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, session

@@ -38,13 +38,11 @@ def find_device(settings):
     """Prepare this process (CPU threads, this rank's GPU, memory limit on MPS) and return the Device to run on.
 
     Raises:
-        SettingError: operators would move to the CPU silently, or NUM_DEVICES does not suit this GPU.
+        SettingError: operators would move to the CPU silently.
     """
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
-    if settings.has_ranks and kind not in ("cpu", "cuda", "mps"):
-        raise SettingError(f"NUM_DEVICES='{settings.num_devices or 'all'}' cannot run on {kind}: unset it")
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
@@ -80,9 +78,8 @@ def choose_device(use_gpu):
     if accelerator.type == "mps" and not torch.backends.mps.is_macos_or_newer(15, 0):
         return "cpu"  # PyTorch does not check it, and would abort in the middle of a run
     if accelerator.type == "mps" and os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
-        raise SettingError(
-            "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
-        )
+        words = "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
+        raise SettingError(words)
     return accelerator.type
 
 
