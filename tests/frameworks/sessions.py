@@ -118,6 +118,15 @@ def assert_measured(session, items):
         assert session.trace_count() == 1
 
 
+def assert_calibrated(statistics):
+    """Check the (means, variances) of each BatchNorm in NumPy: means of 0, and one variance in each layer."""
+    assert len(statistics) > 2
+    for means, variances in statistics:
+        assert not means.any()
+        assert len(np.unique(variances)) == 1
+        assert variances[0] not in (0, 1)
+
+
 def open_llm(phase="decode", **environ):
     """Open a session of a tiny language model."""
     return Opener(TESTED)("llm", phase, **environ)

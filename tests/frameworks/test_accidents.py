@@ -65,11 +65,7 @@ CASES = {
     "honest training": (functional, "linear", keep, "image", "training", {}, ""),
     # Inference, 10, 52, 54 to 56, 58, 61
     "a batch of more than eight": (functional, "linear", from_nine_items_on, "mlp", "inference", MLP, "CPU's"),
-    "the same in bfloat16": (
-        *(functional, "linear", from_nine_items_on, "mlp", "inference", MLP | {"PRECISION": "bfloat16"}, "CPU's"),
-    ),
     "last rows are zero": (functional, "linear", last_rows(0), "mlp", "inference", {}, "is all zero"),
-    "last rows are equal": (functional, "linear", last_rows(3), "mlp", "inference", {}, "CPU's"),
     "last rows are not finite": (functional, "linear", last_rows(torch.nan), "mlp", "inference", {}, "infinities"),
     "zeros past a column": (functional, "linear", past_column_32, "mlp", "inference", MLP, "CPU's"),
     "logits are inverted": (functional, "linear", lambda y, given: -y, "llm", "prefill", {}, "CPU's"),
@@ -86,10 +82,7 @@ CASES = {
     "a quarter of the gradient": (
         *(functional, "linear", lambda y, given: ScaleGradient.apply(y, 0.25), "mlp", "training", MLP, "gradient"),
     ),
-    "a gradient five times as large": (
-        *(functional, "linear", lambda y, given: ScaleGradient.apply(y, 5.0), "mlp", "training", MLP, "gradient"),
-    ),
-    "the same for a part of training": (
+    "a gradient five times as large in a part of training": (
         *(functional, "linear", lambda y, given: ScaleGradient.apply(y, 5.0), "mlp", "backward", MLP, "gradient"),
     ),
     "a gradient of BatchNorm": (
