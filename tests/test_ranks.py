@@ -108,7 +108,7 @@ def fail(self):
     raise MemoryError("unable to allocate 9 TiB")
 
 if os.environ.get("RANK") == "1":
-    session.Backward.prepare = fail
+    session.Session.run_before = fail
 run.SCRIPTS["mlp"] = os.path.abspath(__file__)
 sys.exit(run.benchmark("mlp", mlp_workload))
 """

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from bench import explain_import
+from bench.host import environment
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
@@ -72,34 +73,35 @@ def refuse_old(package, oldest):
         )
 
 
-# Lower-case parts of an exception's type name or message. alloc_failed: cuBLAS and cuDNN; killed by signal: the system
-# ended a worker that used too much memory; engine: cuDNN's, which some formats do not have on older cards.
-OUT_OF_MEMORY = (
-    *("out of memory", "outofmemoryerror", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
-    *("resourceexhaustederror", "failed to allocate memory", "dst tensor is not initialized", "resource_exhausted"),
-    *("invalid buffer size", "insufficient memory", "greater than the maximum allowed buffer size"),
-    *("unable to allocate", "resource limit ("),  # MLX
-)
-UNSUPPORTED = (
-    *("not implemented for", "not implemented on mps", "not supported at the mps", "doesn't support float64"),
-    *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
-    *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
-    "too old to be supported by the triton",  # COMPILE=1 on a card below compute capability 7.0
-    *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
-    "not supported on mps",  # float64, and more than 2**32 numbers
-    # XLA's (a type of TensorFlow has the same word) and MLX's
-    *("unimplemented:", "not supported on the gpu", "only supports float32"),
-    *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of one item
-    # a size that torchvision's model cannot have
-    *("indivisible by patch size", "not divisible by partition size"),
-    *("kernel size can't be greater than actual input size", "output size is too small"),
-)
-NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 # A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
 TAKEN = "busy or unavailable"
-# Failures whose message names the cause and the fix, and a lost or broken card, which is noticed somewhere later. MLX
-# keeps CUDA graphs, and gives up if there are too many.
-EXPLAINED = (TAKEN, "cache thrashing is happening", "cuda error: unknown error", "uncorrectable ecc error")
+# Lower-case parts of an exception's type name or message, by the status that they mean. alloc_failed: cuBLAS and cuDNN;
+# killed by signal: the system ended a worker that used too much memory; engine: cuDNN's, which some formats do not have
+# on older cards; triton: COMPILE=1 on a card below compute capability 7.0.
+STATUSES = {
+    "out_of_memory": (
+        *("memoryerror", "out of memory", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
+        *("resourceexhaustederror", "failed to allocate memory", "dst tensor is not initialized"),  # TensorFlow
+        *("resource_exhausted", "invalid buffer size", "insufficient memory", "maximum allowed buffer size"),
+        *("unable to allocate", "resource limit ("),  # MLX
+    ),
+    "unsupported": (
+        *("notimplementederror", "not implemented for", "not implemented on mps", "doesn't support float64"),
+        *("not supported at the mps", "not supported on mps", "not supported on the gpu", "only supports float32"),
+        *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
+        *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
+        *("too old to be supported by the triton", "unimplemented:"),  # XLA; a type of TensorFlow has the same word
+        *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
+        *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of an item
+        # a size that torchvision's model cannot have
+        *("indivisible by patch size", "not divisible by partition size", "kernel size can't be greater"),
+        "output size is too small",
+    ),
+    # The message names the cause and the fix, or it is that of a lost card, which is noticed somewhere later. MLX keeps
+    # CUDA graphs, and gives up if there are too many.
+    "failed": (TAKEN, "cache thrashing is happening", "cuda error: unknown error", "uncorrectable ecc error"),
+}
+NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 
 
 def classify_failure(error):
@@ -108,14 +110,11 @@ def classify_failure(error):
         return {"status": error.status, "note": str(error)}
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
-    if isinstance(error, MemoryError) or any(text in full.lower() for text in OUT_OF_MEMORY):
-        return {"status": "out_of_memory", "note": reason}
     if any(text in full.lower() for text in NO_COMPILER):
-        fix = "`sudo apt install build-essential python3-dev` or the like, or set COMPILE=0"
-        return {"status": "unsupported", "note": f"COMPILE needs a C++ compiler and Python.h: {fix}"}
-    if isinstance(error, NotImplementedError) or any(text in full.lower() for text in UNSUPPORTED):
-        return {"status": "unsupported", "note": reason}
-    is_explained = isinstance(error, OSError) or any(text in full.lower() for text in EXPLAINED)
-    if not is_explained:  # a full disk and the like say enough
+        return {"status": "unsupported", "note": environment.explain_missing_compiler() or reason}
+    for status, texts in STATUSES.items():
+        if any(text in full.lower() for text in texts):
+            return {"status": status, "note": full if status == "failed" else reason}
+    if not isinstance(error, OSError):  # a full disk and the like say enough
         traceback.print_exception(error)
     return {"status": "failed", "note": full}

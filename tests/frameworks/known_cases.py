@@ -8,11 +8,9 @@ import itertools
 import pytest
 import torch
 
-from bench import precision
 from bench.frameworks import base
 from bench.frameworks.pytorch import on_torch_images
 from bench.records.tables import combine_rows as combine
-from bench.timing import MeasurementError
 from tests.frameworks.known_device import sim
 from tests.frameworks.sessions import Opener
 from tests.timing.test_windows import Pipeline
@@ -24,7 +22,7 @@ MATMULS = ("linear", "conv2d", "addmm", "mm", "convolution", "convolution_backwa
 @pytest.fixture(autouse=True)
 def matmuls_that_take_30_ms(monkeypatch):
     """Other operators take 10 us of the device, and all of them 1 us of the host."""
-    for name in ("seconds", "host_seconds", "compute", "has_barrier", "refused"):
+    for name in ("seconds", "host_seconds", "has_barrier", "refused"):
         monkeypatch.setattr(sim, name, getattr(sim, name))
     sim.seconds, sim.host_seconds = lambda operator: 0.030 if operator in MATMULS else 1e-5, 1e-6
 
@@ -138,14 +136,6 @@ def test_a_barrier_that_returns_at_once_changes_nothing(run):
     assert ratio_of(row, truth_of("mlp", "inference")) == pytest.approx(1, abs=0.012)
 
 
-def test_operands_of_two_devices_are_refused():
-    sim.refused = (torch.float64,)
-    ours = torch.ones(2, device="sim")
-    for wrong in (lambda: ours + torch.ones(2), lambda: torch.ones(2)[ours.long()], lambda: ours.double()):
-        with pytest.raises((RuntimeError, TypeError), match="sim"):
-            wrong()
-
-
 @pytest.mark.parametrize(
     ("script", "phase", "precision"),
     [
@@ -163,31 +153,3 @@ def test_a_step_waits_for_nothing(script, phase, precision):
     assert sim.reads == before
     session.read()
     assert sim.reads == before + 1
-
-
-def in_11_bits(tensor):
-    mantissa, exponent = torch.frexp(tensor)
-    return torch.ldexp((mantissa * 2**11).round() / 2**11, exponent)
-
-
-def precisions_of(script, **environ):
-    """Return what a session of inference finds after its first step."""
-    session = open_session(script, "inference", **environ)
-    session.step()
-    session.after_first_step()
-    return session.precisions
-
-
-def test_a_device_that_computes_float32_with_11_bits_is_named_tf32(monkeypatch):
-    """Test with a matmul as an M5 may compute it."""
-
-    def compute(operator, arguments, options):
-        return operator(*(map(in_11_bits, arguments) if operator._opname == "mm" else arguments), **options)
-
-    monkeypatch.setattr(precision, "_probed", {})
-    sim.compute = compute
-    with pytest.raises(MeasurementError, match="PRECISION=tf32") as error:
-        precisions_of("mlp")
-    assert error.value.status == "unsupported"
-    assert precisions_of("mlp", PRECISION="tf32") == {"matmul": "tf32"}
-    assert precisions_of("image", PRECISION="tf32") == {"matmul": "tf32", "convolution": "float32"}

@@ -34,7 +34,6 @@ class KnownDevice:
         self.now = self.free_at = 0.0  # seconds; free_at is when all that was submitted will be done
         self.seconds = lambda operator: 0.001  # of the device for an operator, by its name, such as "addmm"
         self.host_seconds = 0.0  # of the host for each operator, without a wall clock
-        self.compute = lambda operator, arguments, options: operator(*arguments, **options)  # on the CPU
         self.has_barrier = True  # False: synchronize() returns at once
         self.refused = ()  # types of numbers that it does not have
         self.reads = 0  # how often the host has waited for a value
@@ -62,7 +61,7 @@ class KnownDevice:
         ours = {id(x.held): x for x in tensors if isinstance(x, SimTensor)}
         if name not in ("copy_", "_to_copy") and any(x.ndim for x in tensors if not isinstance(x, SimTensor)):
             raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got some on sim and on cpu")
-        result = self.compute(operator, arguments, options)
+        result = operator(*arguments, **options)
         if torch.device(target).type == "cpu" or isinstance(result, (bool, int, float)):
             self.reads += 1
             self.wait_until(self.free_at)

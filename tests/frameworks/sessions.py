@@ -118,6 +118,15 @@ def assert_measured(session, items):
         assert session.trace_count() == 1
 
 
+def assert_calibrated(statistics):
+    """Check the (means, variances) of each BatchNorm in NumPy: means of 0, and one variance in each layer."""
+    assert len(statistics) > 2
+    for means, variances in statistics:
+        assert not means.any()
+        assert len(np.unique(variances)) == 1
+        assert variances[0] not in (0, 1)
+
+
 def open_llm(phase="decode", **environ):
     """Open a session of a tiny language model."""
     return Opener(TESTED)("llm", phase, **environ)
@@ -137,7 +146,7 @@ def assert_same_work(name, session, torch, expected, stop_dropout):
         stop_dropout: () -> None
     """
     model, (inputs, labels) = session.model, session.context.put(torch["_inputs"], torch["_labels"])
-    assert np.array_equal(next(session.batches)[0], inputs)  # the same seed gives the same data
+    assert np.array_equal(next(session.batches)[0][0], inputs)  # the same seed gives the same data
     # Rounding: 4e-5 in ResNet-50, below 1e-5 in the others, of whose GELU an approximation would be wrong by 3e-4.
     assert relative_error(model.output(inputs), torch["_logits"]) < (1e-3 if name == "resnet50" else 1e-4)
     stop_dropout()  # it draws other numbers

@@ -31,7 +31,7 @@ def test_weights_and_cache_have_the_precision_asked_for(precision):
 
 def test_an_adapter_adds_its_product_to_the_frozen_weights():
     session = open_llm("training", MODEL="tiny-qwen", **LORA)
-    (ids, _), module = next(session.batches), session.model.uncompiled
+    (ids, _), module = next(session.batches)[0], session.model.uncompiled
     with torch.no_grad():
         expected = module(ids)
         for layer in module.decoder.model.layers:

@@ -57,7 +57,7 @@ def write(model, folder):
     from bench.frameworks.pytorch import on_torch
 
     session = on_torch.open_session(*describe(model, USE_GPU="0"), "device")
-    ours, (inputs, labels) = session.model, next(session.batches)
+    ours, (inputs, labels) = session.model, next(session.batches)[0]
     kept = {name: value.numpy().copy() for name, value in ours.module.state_dict().items()}
     logits, losses, gradients = ours.output(inputs), [], {}
     ours.module.train(model not in TINY)  # dropout draws other numbers in other frameworks

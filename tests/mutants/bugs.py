@@ -5,6 +5,7 @@ from dataclasses import dataclass
 WINDOWS, INTERVALS = "bench/timing/windows.py", "bench/timing/intervals.py"
 CHECK, PRECISION = "bench/check.py", "bench/precision.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
+MODEL = "bench/frameworks/pytorch/on_torch_model.py"
 TIMED = "bench/timing/__init__.py"
 TIMING = ("tests/timing/test_windows.py",)
 COVERAGE = ("tests/timing/test_intervals.py",)
@@ -52,7 +53,7 @@ ITEMS, HALF = (
     "        items_in_window, seconds = ",
     "step_seconds = statistics.median(windows[: (len(windows) + 1) // 2])",
 )
-INFER = "        self.last_result = self.model.infer(*self.inputs)\n"
+RUN = "        self.last_result = self.run(*arguments)\n"
 
 BUGS = {
     # Several processes
@@ -141,7 +142,7 @@ BUGS = {
     "tf32_as_float32_in_an_operator": Bug(CHECK, "(2 if name in", "(10 if name in", OPERATORS),
     "accept_any_operator": Bug(CHECK, "require(error < limit", "require(True", OPERATORS),
     "forget_what_the_cache_was_filled_with": Bug(
-        SESSION, "for each in (self.filled, self.inputs)", "for each in (self.inputs,)", TRAINS
+        SESSION, "(ids[:, : place + length],)", "(ids[:, start : place + length],)", TRAINS
     ),
     # The rest of a process
     "ignore_changed_threads": Bug(
@@ -152,16 +153,18 @@ BUGS = {
         TORCH, "set_autocast_enabled(kind, False)", "is_autocast_enabled(kind)", ("tests/frameworks/test_torch.py",)
     ),
     # A step
-    "reuse_the_first_output": Bug(SESSION, INFER, f"        if not hasattr(self, 'last_result'):\n    {INFER}", WRONG),
+    "reuse_the_first_output": Bug(
+        SESSION, RUN, f"{RUN}        self.run = lambda *_, first=self.last_result: first\n", WRONG
+    ),
     "always_the_same_batch": Bug(
         SESSION,
-        "self.workload.make_batches(count, self.context.seed)",
-        "[*self.workload.make_batches(count, self.context.seed)][:1]",
+        "[*self.list_steps(batches)]",
+        "[*self.list_steps(batches)][:1]",
         WRONG,
     ),
-    "skip_the_optimizer": Bug(TORCH, "self.backward()\n        self.update()\n", "self.backward()\n", STEPS),
-    "train_with_another_loss": Bug(TORCH, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
-    "training_in_evaluation_mode": Bug(TORCH, "        module.train(usual)\n", "        pass\n", STEPS),
+    "skip_the_optimizer": Bug(MODEL, "return self.update()", "return self.last_weight", STEPS),
+    "train_with_another_loss": Bug(MODEL, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
+    "training_in_evaluation_mode": Bug(MODEL, "        module.train(usual)\n", "        pass\n", STEPS),
     "wait_for_a_batch_that_was_dropped": Bug(IMAGES, "    os._exit(1)\n", "", DROPPED),
     "a_manager_holds_the_pipe_of_its_worker": Bug(IMAGES, "descriptor <= 2", "True", WORKERS),
     # On a GPU

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bench.frameworks.pytorch import on_torch
-from bench.frameworks.session import OperatorSession
+from bench.frameworks.session import Session
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
@@ -97,9 +97,10 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
     monkeypatch.setattr(operators, "CACHE_BYTES", 1)
     workload = SMALL_CONVOLUTION()
     wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
-    fakes = {"put_operands": list, "operator": lambda name: wrong, "sample": lambda output, indices: output}
-    context = SimpleNamespace(device=device, precision="float16", seed=0, **fakes)
-    session = OperatorSession(context, workload, SimpleNamespace(batch_size=4))
+    fakes = {"put_operands": lambda *arrays: arrays, "operators": {"conv3x3": wrong}}
+    fakes |= {"sample": lambda output, indices: output, "synchronize": None, "trace_count": None}
+    context = SimpleNamespace(device=device, precision="float16", seed=0, queues_steps=False, **fakes)
+    session = Session(context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
     session.precisions = {"matmul": "float16", "convolution": "float16"}
     session.step()
     with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):

@@ -11,14 +11,15 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 from mlx import nn, optimizers
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.apple_mlx import on_mlx_llm, on_mlx_networks
 from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
+from bench.settings import TRAINING
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
-BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_trainable}
+BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_llm}
 OPTIMIZERS = {
     "sgd": optimizers.SGD,
     "adam": partial(optimizers.Adam, bias_correction=True),
@@ -46,6 +47,17 @@ def choose_device(use_gpu):
     return kind
 
 
+def evaluated(function):
+    """Return an operator that evaluates its output."""
+
+    def call(*operands):
+        output = function(*operands)
+        mx.async_eval(output)
+        return output
+
+    return call
+
+
 # The calls that users write. MLX allocates its outputs itself: `out` is not used.
 OPERATORS = {
     "matmul": mx.matmul,
@@ -55,6 +67,7 @@ OPERATORS = {
     "add": lambda x, y, out: x + y,
     "triad": mx.compile(lambda x, y, out: 2.0 * x + y),  # otherwise two operators, which move more bytes
 }
+OPERATORS = {name: evaluated(function) for name, function in OPERATORS.items()}
 
 
 def cross_entropy(outputs, target):
@@ -69,8 +82,8 @@ def cross_entropy(outputs, target):
 
 def to_numpy(array):
     """Return an MLX array in NumPy, which has no bfloat16; images with channels first."""
-    is_float = mx.issubdtype(array.dtype, mx.floating)
-    array = np.array(array.astype(mx.float32) if is_float else array)
+    array = np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
+    array = array.astype(np.float32) if array.dtype == np.float16 else array
     return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
 
@@ -118,24 +131,12 @@ class DeviceContext(base.DeviceContext):
             return function
         return mx.compile(self.counted(function), inputs=list(state), outputs=list(state))
 
-    def build(self, workload, is_trained):
+    def build(self, workload, phase):
         module = BUILDERS[workload.name](workload)
         calibrate(module, self.put(*self.calibration_inputs(workload), dtype=mx.float32))
         module.set_dtype(self.dtype)
-        mx.eval(module.eval().parameters())
-        mx.clear_cache()
-        return Model(self, module, workload, is_trained)
-
-    def build_cached(self, workload):
-        return on_mlx_llm.CachedModel(self, workload)
-
-    def operator(self, name):
-        def call(*operands):
-            result = OPERATORS[name](*operands)
-            mx.async_eval(result)
-            return result
-
-        return call
+        kind = CachedModel if phase in ("prefill", "decode") else Model
+        return kind(self, module, workload, phase in TRAINING)
 
     def put(self, *arrays, dtype=None):
         """Return arrays of a batch in MLX: floats in this type, integers in MLX's own, images channels last."""
@@ -144,11 +145,8 @@ class DeviceContext(base.DeviceContext):
         mx.eval(copies)
         return copies
 
-    def put_operands(self, arrays):
-        return self.put(*arrays)  # a kernel is output, height, width, input
-
     def read(self, values):
-        return mx.linalg.norm(values.astype(mx.float32)).item()
+        return mx.linalg.norm(values[(-1,) * (values.ndim - 1)].astype(mx.float32)).item()
 
     def reset_peak_memory(self):
         mx.clear_cache()
@@ -161,11 +159,15 @@ class DeviceContext(base.DeviceContext):
 class Model(base.Model):
     """A module with its optimizer, if it is trained. The contract is in base.py."""
 
-    def __init__(self, context, module, workload, is_trained):
+    def __init__(self, context, module, workload, is_trained=False):
         self.context = context
         self.workload = workload
         self.module = module.train(is_trained)
         self.size = sum(each.size for each in leaves(module.parameters()))
+        if context.weight_bits:
+            on_mlx_llm.quantise(module, context.weight_bits)
+        mx.eval(module.parameters())
+        mx.clear_cache()
         self._infer = context.compiled(module, module)
         if not is_trained:
             return
@@ -192,6 +194,7 @@ class Model(base.Model):
         """Run all of it as one function."""
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
+        return self.last_weight
 
     @property
     def last_weight(self):
@@ -216,14 +219,53 @@ class Model(base.Model):
         self.module.eval()
         with mx.stream(self.context.stream):
             (_, output), gradients = nn.value_and_grad(self.module, loss_and_output)(*batch)
-            norms = [self.context.read(each) for each in leaves(gradients)]
+            norms = [mx.linalg.norm(each.astype(mx.float32)).item() for each in leaves(gradients)]
             output = to_numpy(output)
         self.module.train(is_training)
         return output, norms
 
     def on_cpu(self):
-        module = on_mlx_llm.copy_weights(self.module, BUILDERS[self.workload.name](self.workload))
-        return Model(self.context.on_cpu(), module, self.workload, is_trained=False)
+        module = BUILDERS[self.workload.name](self.workload)
+        # In memory of their own
+        module.update(tree_map(lambda old: mx.array(np.array(old.astype(mx.float32))), self.module.parameters()))
+        return type(self)(self.context.on_cpu(), module, self.workload)
+
+
+class CachedModel(Model):
+    """A decoder with mlx-lm's cache, which grows by 256 tokens."""
+
+    parameters = property(lambda self: self.size)  # not that of quantised weights
+
+    def __init__(self, context, module, workload, is_trained=False):
+        super().__init__(context, module, workload)
+        named = tree_flatten(module.parameters())
+        is_read = module.args.tie_word_embeddings
+        sizes = {name: each.nbytes for name, each in named if is_read or "embed_tokens" not in name}
+        self.weight_bytes = workload.sizes.read_weights(sizes, workload.items_per_step)
+
+    def open_cache(self, prompt, tokens):
+        from mlx_lm.models.cache import make_prompt_cache
+
+        self.cache = make_prompt_cache(self.module)
+        if prompt.size:
+            self.infer(0, prompt)
+
+    def infer(self, place, tokens):
+        for layer in self.cache:
+            layer.trim(layer.offset - place)
+        logits = self.logits(tokens, self.cache)
+        mx.async_eval(logits, [layer.state for layer in self.cache])
+        return logits
+
+    def output(self, ids):
+        with mx.stream(self.context.stream):
+            return to_numpy(self.logits(ids))
+
+    def logits(self, tokens, cache=None):
+        """Return the logits of the last token; mlx-lm's own call would compute those of all."""
+        body = self.module.model
+        kept = body(tokens, cache)[:, -1]
+        return body.embed_tokens.as_linear(kept) if self.module.args.tie_word_embeddings else self.module.lm_head(kept)
 
 
 open_session = partial(session.open_session, DeviceContext)

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from bench import check
 from bench.frameworks import base
+from bench.settings import TRAINING
 from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS
 
@@ -36,35 +36,36 @@ class KerasContext(base.DeviceContext):
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
 
-    def build(self, workload, is_trained):
-        keras.config.set_dtype_policy(self.policy)  # for new layers
+    def build(self, workload, phase):
+        keras_model = self.build_layers(workload)
         with keras.device(self.place):
-            model = self.builders[workload.name](workload)
-            calibrate(model, self.put(*self.calibration_inputs(workload)))
-            return self.model_class(self, model, workload, is_trained)
+            calibrate(keras_model, self.put(*self.calibration_inputs(workload)))
+            return self.model_class(self, keras_model, workload, phase in TRAINING)
+
+    def build_layers(self, workload):
+        """Return a Keras model on this device, whose new layers have this precision."""
+        keras.config.set_dtype_policy(self.policy)
+        with keras.device(self.place):
+            return self.builders[workload.name](workload)
 
     def probe(self, name, left, right):
-        operator = self.operator({"matmul": "matmul", "convolution": "conv3x3"}[name])
-        output = operator(*self.put_operands([left, right], self.policy.compute_dtype))
-        array = self.to_numpy(output)
-        if name == "convolution":  # without the padded border
-            array = array[..., 1:-1, 1:-1]
-        return array, output.dtype == "float16"
+        operands = self.put_operands(left, right, dtype=self.policy.compute_dtype)
+        if name == "matmul":
+            output = self.operators["matmul"](*operands)
+            return self.to_numpy(output), output.dtype == "float16"
+        output = self.operators["conv3x3"](*operands)
+        return self.to_numpy(output)[..., 1:-1, 1:-1], output.dtype == "float16"  # without the padded border
 
-    def put(self, *arrays):
+    def put(self, *arrays, dtype=None):
         with keras.device(self.place):
-            return tuple(self.put_array(channels_last(each), self.policy.variable_dtype) for each in arrays)
+            tensors: Any = [ops.convert_to_tensor(channels_last(each)) for each in arrays]
+            dtype = dtype or self.policy.variable_dtype
+            return tuple(ops.cast(each, dtype) if is_float(each) else each for each in tensors)
 
-    def put_array(self, array, dtype):
-        """Return one array on the device of the context, floats in this dtype."""
-        tensor: Any = ops.convert_to_tensor(array)
-        return ops.cast(tensor, dtype) if keras.backend.is_float_dtype(tensor.dtype) else tensor
-
-    def put_operands(self, arrays, dtype=None):
-        if arrays[0].ndim == 4:  # the kernel as height, width, input, output
-            arrays = channels_last(arrays[0]), arrays[1].transpose(2, 3, 1, 0)
-        with keras.device(self.place):
-            return [self.put_array(each, dtype or self.policy.variable_dtype) for each in arrays]
+    def put_operands(self, *arrays, dtype=None):
+        if arrays[0].ndim == 4:  # put() makes the kernel height, width, input, output
+            arrays = arrays[0], arrays[1].transpose(2, 0, 3, 1)
+        return self.put(*arrays, dtype=dtype)
 
     def to_numpy(self, values):
         array = np.asarray(values)
@@ -75,8 +76,10 @@ class KerasContext(base.DeviceContext):
         return ops.reshape(values, (-1,))
 
     def read(self, values):
-        # By NumPy: it takes less time than a few operators.
-        return float(np.linalg.norm(self.to_numpy(values)))
+        # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy.
+        if self.device == "cpu":
+            values = np.asarray(values)
+        return float(np.linalg.norm(np.asarray(values[(-1,) * (values.ndim - 1)]).astype(np.float32)))
 
     def on_cpu(self):
         """Return this context for the reference."""
@@ -84,10 +87,6 @@ class KerasContext(base.DeviceContext):
         context.device, context.place, context.compile = "cpu", "cpu:0", False
         context.policy = keras.dtype_policies.get("float32")
         return context
-
-    def last_row(self, output):
-        # NumPy reads the CPU's memory without a copy; from a GPU only the row is copied.
-        return super().last_row(np.asarray(output) if self.device == "cpu" else output)
 
     def release(self):
         keras.backend.clear_session()
@@ -113,15 +112,15 @@ class KerasModel(base.Model):
     def on_cpu(self):
         context = self.context.on_cpu()
         self.write_variables()
-        weights = [np.asarray(each.value).astype(np.float32) for each in self.keras_model.weights]
-        keras.config.set_dtype_policy(context.policy)
-        with keras.device(context.place):
-            keras_model = BUILDERS[self.workload.name](self.workload)
+        keras_model = context.build_layers(self.workload)
         keras.config.set_dtype_policy(self.context.policy)
-        check.require(len(keras_model.weights) == len(weights), "the model has other layers than when it was built")
         with keras.device(context.place):
-            keras_model.set_weights(weights)
+            keras_model.set_weights([np.asarray(each.value).astype(np.float32) for each in self.keras_model.weights])
             return type(self)(context, keras_model, self.workload, is_trained=False)
+
+
+def is_float(tensor):
+    return keras.backend.is_float_dtype(tensor.dtype)
 
 
 def channels_last(array):

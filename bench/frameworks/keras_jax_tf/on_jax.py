@@ -109,6 +109,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
+        return self.last_weight
 
     def gradients(self, *batch):
         def scaled_loss(trained, others, *batch):
@@ -120,7 +121,7 @@ class Model(KerasModel):
         run = self._jit(run) if self.optimizer else run  # the reference runs op by op
         with keras.device(self.context.place):
             gradients, outputs = run(self.trained, self.others, *batch)
-        return self.context.to_numpy(outputs), [self.context.read(each) for each in gradients]
+        return self.context.to_numpy(outputs), [float(jnp.linalg.norm(each.astype(jnp.float32))) for each in gradients]
 
     def trained_weights(self):
         return dict(zip((each.path for each in self.keras_model.trainable_variables), self.trained, strict=True))

@@ -8,17 +8,8 @@ from functools import partial
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-stderr = os.dup(2)
-nowhere = os.open(os.devnull, os.O_WRONLY)
-os.dup2(nowhere, 2)  # TensorFlow prints twice that it was loaded, whatever the level of its log
-try:
-    import tensorflow as tf
-finally:
-    os.dup2(stderr, 2)
-    os.close(stderr)
-    os.close(nowhere)
-
 import keras
+import tensorflow as tf
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, session
@@ -52,16 +43,12 @@ def explain_new_card(capability):
     """Return a clause if kernels must be compiled from PTX first; raises SettingError if the process would end."""
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
     newest = max((int(re.sub(r"\D", "", each)) // 10 for each in built), default=0)
-    if not (capability and newest):
+    if not (capability and newest) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
         return ""
-    if capability[0] > newest:
-        raise SettingError(
-            f"FRAMEWORK='tensorflow': {tf.__version__} has no kernels for compute capability {capability[0]}.x (only "
-            f"up to {newest}.x): set FRAMEWORK=torch, or USE_GPU=0"
-        )
-    if any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
-        return ""
-    return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
+    if capability[0] <= newest:
+        return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
+    reason = f"{tf.__version__} has no kernels for compute capability {capability[0]}.x (only up to {newest}.x)"
+    raise SettingError(f"FRAMEWORK='tensorflow': {reason}: set FRAMEWORK=torch, or USE_GPU=0")
 
 
 def choose_device(use_gpu):
@@ -142,6 +129,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one graph."""
         self.loss = self.train_step(*batch)
+        return self.last_weight
 
     def trained_weights(self):
         return {weight.path: weight.value for weight in self.weights}
@@ -161,6 +149,7 @@ class DeviceContext(KerasContext):
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
+        self.queues_steps = self.device == "cuda"  # nobody knows that of Metal's plug-in
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
 
@@ -185,10 +174,6 @@ class DeviceContext(KerasContext):
 
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
-
-    @property
-    def queues_steps(self):
-        return self.device == "cuda"  # nobody knows that of Metal's plug-in
 
     def reset_peak_memory(self):
         if self.device == "cuda":

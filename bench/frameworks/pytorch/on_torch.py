@@ -1,8 +1,9 @@
-"""PyTorch: devices, models, losses, checks. Its images, language models and ranks are in on_torch_*.py.
+"""PyTorch: devices, precisions, operators, memory. Its models and ranks are in on_torch_*.py.
 
 CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both.
 """
 
+import copy
 import functools
 import gc
 import os
@@ -16,22 +17,20 @@ from torch.nn import functional
 
 from bench.frameworks import Device, base, refuse_old, session
 from bench.frameworks.pytorch import on_torch_diffusion, on_torch_llm, on_torch_ranks
+from bench.frameworks.pytorch.on_torch_model import Model
 from bench.host import environment
 from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
-from bench.settings import SettingError
+from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError
-from bench.workloads.workload import LEARNING_RATES
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 FULL = 0.95  # share of a card's memory
 NORMS = torch.nn.modules.batchnorm._BatchNorm
-INTEGRATED = {"cuda": "is_integrated", "xpu": "is_integrated_gpu"}  # the name among a device's properties
 join_ranks = on_torch_ranks.Group
 
 
@@ -39,13 +38,11 @@ def find_device(settings):
     """Prepare this process (CPU threads, this rank's GPU, memory limit on MPS) and return the Device to run on.
 
     Raises:
-        SettingError: operators would move to the CPU silently, or NUM_DEVICES does not suit this GPU.
+        SettingError: operators would move to the CPU silently.
     """
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
-    if settings.has_ranks and kind not in ("cpu", "cuda", "mps"):
-        raise SettingError(f"NUM_DEVICES='{settings.num_devices or 'all'}' cannot run on {kind}: unset it")
     if ranks.are_many and count > 1:  # Slurm may show each rank only its own
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
@@ -54,8 +51,8 @@ def find_device(settings):
     is_small = kind == "mps" and installed_bytes() < SHARED_GB * GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
-    properties = torch.get_device_module(kind).get_device_properties() if kind in INTEGRATED else None
-    is_integrated = properties and bool(getattr(properties, INTEGRATED[kind], False))
+    properties = torch.cuda.get_device_properties() if kind == "cuda" else None
+    is_integrated = bool(getattr(properties, "is_integrated", False)) if properties else None
     is_nvidia = kind == "cuda" and not torch.version.hip
     is_old_card = is_nvidia and torch.cuda.get_device_capability() < (8, 0)
     is_old_cpu = kind == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
@@ -70,15 +67,8 @@ def find_device(settings):
         count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
-        why_not_compiled=explain_missing_triton() if is_nvidia else None,
+        why_not_compiled=environment.explain_missing_compiler() if is_nvidia else None,
     )
-
-
-def explain_missing_triton():
-    """Return one clause if this NVIDIA card cannot run what torch.compile makes; else ""."""
-    if torch.cuda.get_device_capability() < (7, 0):
-        return "COMPILE=1 needs a card of compute capability 7.0 or newer (RTX 20, V100)"
-    return environment.explain_missing_compiler()
 
 
 def choose_device(use_gpu):
@@ -88,9 +78,8 @@ def choose_device(use_gpu):
     if accelerator.type == "mps" and not torch.backends.mps.is_macos_or_newer(15, 0):
         return "cpu"  # PyTorch does not check it, and would abort in the middle of a run
     if accelerator.type == "mps" and os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK") == "1":
-        raise SettingError(
-            "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
-        )
+        words = "PYTORCH_ENABLE_MPS_FALLBACK='1' moves operators to the CPU silently: unset it, or set USE_GPU=0"
+        raise SettingError(words)
     return accelerator.type
 
 
@@ -166,20 +155,6 @@ BUILDERS = {
 }
 
 
-def cross_entropy(outputs, target):
-    """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
-    return functional.cross_entropy(outputs.flatten(0, -2), target.flatten())
-
-
-def mean_squared_error(outputs, target):
-    """Return the mean over all numbers, in float32 or float64: 16 bits would lose small squares."""
-    dtype = torch.promote_types(outputs.dtype, torch.float32)
-    return functional.mse_loss(outputs.to(dtype), target.to(dtype))
-
-
-LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
-
-
 @functools.cache
 def scale_of_one(device):
     return torch.ones((), device=device)
@@ -204,6 +179,7 @@ OPERATORS = {
     "add": lambda x, y, out: torch.add(x, y, out=out),
     "triad": lambda x, y, out: torch.add(y, x, alpha=2.0, out=out),
 }
+OPERATORS = {name: torch.inference_mode()(function) for name, function in OPERATORS.items()}
 
 
 @torch.no_grad()
@@ -226,9 +202,18 @@ def calibrate(module, inputs):
         hook.remove()
 
 
-def count_weights(module):
-    """Return the number of all weights, trained or not."""
-    return sum(weight.numel() for weight in module.parameters())
+@contextmanager
+def without_onednn(num_threads):
+    """Compute inside as the reference does, which is another way than that of a CPU that is measured."""
+    mkldnn: Any = torch.backends.mkldnn
+    usual, usual_threads = mkldnn.enabled, torch.get_num_threads()
+    mkldnn.enabled = False
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual_threads)
+        mkldnn.enabled = usual
 
 
 class DeviceContext(base.DeviceContext):
@@ -248,7 +233,7 @@ class DeviceContext(base.DeviceContext):
             torch.set_autocast_enabled(kind, False)  # an import may have left it on
         torch.manual_seed(self.seed)
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
-        self.format = MEMORY_FORMATS.get(settings.memory_format, torch.contiguous_format)
+        self.format = MEMORY_FORMATS.get(settings.memory_format, torch.channels_last)  # of operators
         self.reset_peak_memory()
         self.used_before = 0 if self.device == "cpu" else torch.accelerator.memory_allocated()
         if self.compile:  # importing it takes a second
@@ -256,35 +241,36 @@ class DeviceContext(base.DeviceContext):
 
     @torch.no_grad()
     def probe(self, name, left, right):
-        left, right = (torch.from_numpy(each).to(self.device, self.dtype) for each in (left, right))
+        left, right = self.put(left, right)
         with self.autocast():
             got = torch.matmul(left, right) if name == "matmul" else functional.conv2d(left, right)
-        return got.cpu().double().numpy(), got.dtype == torch.float16
+        return self.to_numpy(got), got.dtype == torch.float16
 
-    def build(self, workload, is_trained):
+    def build(self, workload, phase):
         module = BUILDERS[workload.name](workload)
         if hasattr(module, "fill"):  # it was built without memory
             module.fill(self.device, self.dtype)
         calibrate(module, map(torch.from_numpy, self.calibration_inputs(workload)))
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        return Model(self, module, workload, is_trained)
-
-    def build_cached(self, workload):
-        module = on_torch_llm.Decoder(workload)
-        parameters = count_weights(module)
-        module.fill(self.device, self.dtype)
-        return on_torch_llm.CachedModel(self, module, parameters, workload)
+        kind = on_torch_llm.CachedModel if phase in ("prefill", "decode") else Model
+        return kind(self, module, workload, is_trained=phase in TRAINING)
 
     def open_stream(self, workload, settings):
         return import_images().open_stream(workload, settings, pins_memory=self.device == "cuda")
 
-    def autocast(self):
+    def autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
     def on_cpu(self, workload):
-        """Return the context of a reference."""
-        return ReferenceContext(self, workload)
+        """Return the context of a reference: the CPU in float32."""
+        context = copy.copy(self)
+        context.device, context.dtype, context.compile = "cpu", torch.float32, False
+        context.format = torch.contiguous_format
+        # Groups of a MobileNet are thousands of small operators: 0.6 s in one thread, up to 17 s in two.
+        threads = 1 if workload.has_convolutions else torch.get_num_threads()
+        context.autocast = functools.partial(without_onednn, threads)
+        return context
 
     def compiled(self, module):
         """Return the module, compiled if COMPILE asks for it, which is a mode of torch.compile or 1."""
@@ -298,31 +284,25 @@ class DeviceContext(base.DeviceContext):
 
         return step
 
-    def operator(self, name):
-        return torch.inference_mode()(OPERATORS[name])
-
     def put(self, *arrays):
-        # CUDA copies in the background; on MPS that is not known to be safe.
-        return tuple(self.put_array(each, self.format, self.device == "cuda") for each in arrays)
+        return tuple(map(self.put_array, arrays))
 
-    def put_operands(self, arrays):
-        return [self.put_array(each, torch.channels_last) for each in arrays]
-
-    def put_array(self, array, format_of_images, in_background=False):
+    def put_array(self, array):
+        """Return one array or tensor on the device."""
         array = torch.as_tensor(array)
         dtype = self.dtype if array.is_floating_point() else array.dtype
-        format = format_of_images if array.ndim == 4 else torch.contiguous_format
+        format = self.format if array.ndim == 4 else torch.contiguous_format
+        in_background = self.device == "cuda"  # on MPS that is not known to be safe
         return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)
 
-    def sample(self, output, indices):
-        return output[tuple(torch.from_numpy(each).to(self.device) for each in indices)].cpu().double().numpy()
-
     def to_numpy(self, values):
-        values = values.detach().cpu()
-        return (values.float() if values.is_floating_point() else values).contiguous().numpy()
+        values = torch.as_tensor(values).detach().cpu()
+        is_short = values.is_floating_point() and values.itemsize < 4
+        return (values.float() if is_short else values).contiguous().numpy()
 
     def read(self, values):
-        return torch.linalg.vector_norm(values.detach().float()).item()
+        row = values.detach()[(-1,) * (values.ndim - 1)]
+        return torch.linalg.vector_norm(row.float()).item()
 
     def synchronize(self):
         if self.device != "cpu":
@@ -362,126 +342,6 @@ class DeviceContext(base.DeviceContext):
             gc.collect()  # a model compiled for training holds its weights in a cycle
         if self.device != "cpu":
             torch.accelerator.empty_cache()
-
-
-class ReferenceContext(DeviceContext):
-    """The CPU in float32, as the reference computes: without oneDNN."""
-
-    def __init__(self, context, workload):
-        vars(self).update(vars(context))
-        self.device, self.precision, self.dtype, self.compile = "cpu", "float32", torch.float32, False
-        self.format = torch.contiguous_format
-        self.has_convolutions = workload.has_convolutions
-
-    @contextmanager
-    def autocast(self):
-        usual = torch.get_num_threads()
-        mkldnn: Any = torch.backends.mkldnn
-        mkldnn.enabled, usual_mkldnn = False, mkldnn.enabled
-        # Groups of a MobileNet are thousands of small operators: 0.6 s in one thread, up to 17 s in two.
-        torch.set_num_threads(1 if self.has_convolutions else usual)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(usual)
-            mkldnn.enabled = usual_mkldnn
-
-
-@contextmanager
-def in_evaluation_mode(module):
-    """Let a module compute as in inference inside, and as before afterwards."""
-    usual = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(usual)
-
-
-class Model(base.Model):
-    """A module with its optimizer, if it is trained, whose parts of a step can be timed. The contract is in base.py."""
-
-    _loss: Any  # mean of the last batch, with its graph
-
-    def __init__(self, context, module, workload, is_trained):
-        self.context = context
-        self.workload = workload
-        self.loss_of = LOSSES.get(workload.loss)
-        self.uncompiled = module.train(is_trained)
-        module = on_torch_ranks.replicate(module) if is_trained else module
-        self.module = context.compiled(module)
-        self.last_weight = getattr(self.uncompiled, "last_matrix", [*self.uncompiled.parameters()][-1])
-        if not is_trained:
-            return
-        # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
-        # the gradient scaler reads a scalar back in every step.
-        name = context.optimizer
-        uses_scaler = context.precision == "mixed_float16"
-        self.optimizer = OPTIMIZERS[name](self.uncompiled.parameters(), lr=LEARNING_RATES[name], fused=True)
-        self.scaler = torch.amp.GradScaler(context.device, init_scale=base.LOSS_SCALE, enabled=uses_scaler)
-
-    def trained_weights(self):
-        return {name: weight for name, weight in self.uncompiled.named_parameters() if weight.requires_grad}
-
-    @torch.inference_mode()
-    def infer(self, *inputs):
-        with self.context.autocast():
-            return self.module(*inputs)
-
-    def train(self, *batch):
-        self.forward(*batch)
-        self.backward()
-        self.update()
-
-    def forward(self, *batch):
-        """Compute the forward pass of training and its loss; keep what the backward pass needs."""
-        *inputs, target = batch
-        self._loss = None  # frees the last step's graph before the next one is built
-        self.optimizer.zero_grad(set_to_none=True)
-        with self.context.autocast():
-            self._loss = self.loss_of(self.module(*inputs), target)
-
-    def backward(self):
-        """Compute the gradients of the last forward pass and keep them."""
-        self.scaler.scale(self._loss).backward()
-
-    def update(self):
-        """Run the optimizer's step with the gradients of the last backward pass."""
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-
-    @property
-    def loss(self):
-        return self._loss.detach()
-
-    @property
-    def last_gradient(self):
-        return self.last_weight.grad
-
-    @property
-    def size(self):
-        return count_weights(self.uncompiled)
-
-    @torch.inference_mode()
-    def output(self, *inputs):
-        with in_evaluation_mode(self.uncompiled), self.context.autocast():
-            return self.context.to_numpy(self.uncompiled(*inputs))
-
-    def gradients(self, *batch):
-        *inputs, target = batch
-        with in_evaluation_mode(self.uncompiled), self.context.autocast():
-            outputs = self.uncompiled(*inputs)
-            loss = base.LOSS_SCALE * self.loss_of(outputs, target)
-            weights = list(self.trained_weights().values())
-            gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-        return self.context.to_numpy(outputs), list(map(self.context.read, gradients))
-
-    def on_cpu(self):
-        # Without random numbers, which take seconds; torchvision's builders read theirs.
-        with nullcontext() if self.workload.name == "image" else torch.device("meta"):
-            fresh = BUILDERS[self.workload.name](self.workload)
-        module = on_torch_llm.copy_to_cpu(self.uncompiled, fresh)
-        return Model(self.context.on_cpu(self.workload), module, self.workload, is_trained=False)
 
 
 open_session = functools.partial(session.open_session, DeviceContext)

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import tempfile
 from contextlib import suppress
 from multiprocessing import queues, util
 
@@ -17,9 +16,6 @@ from bench.frameworks import base
 from bench.host import resources
 from bench.timing import MeasurementError
 from bench.workloads import data
-
-MOST_LETTERS = 65  # in the path of a temporary folder: with a socket's name, a Mac allows 103 bytes, Linux 107
-SHORT_FOLDER = "/tmp"
 
 
 def list_models():
@@ -72,8 +68,6 @@ def prepare_worker(worker):
     """
     sys.excepthook = lambda *_: None
     queues.Queue._on_queue_feeder_error = staticmethod(end_without_batch)  # pyright: ignore[reportAttributeAccessIssue]
-    if len(os.fsencode(tempfile.gettempdir())) > MOST_LETTERS:  # as the folders of jobs have: for sockets too long
-        os.environ["TMPDIR"] = tempfile.tempdir = SHORT_FOLDER
     # On a Mac a worker starts torch_shm_manager, which outlives it. If the manager inherited the pipe whose end tells
     # the main process that the worker is dead, the main process would wait five seconds for each worker.
     for descriptor in map(int, os.listdir("/dev/fd")):

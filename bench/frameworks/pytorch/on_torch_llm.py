@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bench import check
-from bench.frameworks import base, refuse_old
+from bench.frameworks import refuse_old
+from bench.frameworks.pytorch.on_torch_model import Model
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
@@ -54,26 +54,6 @@ class Adapted(torch.nn.Module):
     def forward(self, x):
         adapter = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         return self.projection(x) + LORA_SCALE * adapter
-
-
-@torch.no_grad()
-def copy_to_cpu(module, copied):
-    """Return `copied`, a new module, with the weights of a module on the CPU in float32.
-
-    Raises:
-        MeasurementError: the module has lost layers since it was built, or has got others.
-    """
-    if any(weight.is_meta for weight in copied.parameters()):
-        copied.to_empty(device="cpu")
-        if isinstance(copied, Decoder) and module.decoder.lm_head.weight is module.decoder.model.embed_tokens.weight:
-            copied.decoder.tie_weights()
-    theirs, ours = (
-        dict([*each.named_parameters(remove_duplicate=False), *each.named_buffers()]) for each in (module, copied)
-    )
-    check.require(theirs.keys() == ours.keys(), "the model has other layers than when it was built")
-    for name, tensor in theirs.items():
-        ours[name].copy_(tensor.detach().cpu())  # in its own precision, which is faster
-    return copied.float().eval()
 
 
 class Decoder(torch.nn.Module):
@@ -129,54 +109,48 @@ class Decoder(torch.nn.Module):
         return self.decoder(ids, None, positions, cache, use_cache=cache is not None, **options).logits
 
 
-class CachedModel(base.CachedModel):
+class CachedModel(Model):
     """A decoder with its static cache. The contract is in base.py."""
 
     cache: Any  # a StaticCache
+    length: int  # tokens of each sequence in it
 
-    def __init__(self, context, decoder, parameters, workload):
-        self.context = context
-        self.workload = workload
-        self.uncompiled = decoder.eval()
-        self.parameters = self.size = parameters
-        tables = decoder.decoder.lm_head.weight, decoder.decoder.model.embed_tokens.weight
+    def __init__(self, context, module, workload, is_trained=False):
+        super().__init__(context, module, workload, is_trained)
+        tables = module.decoder.lm_head.weight, module.decoder.model.embed_tokens.weight
         only_embeds = 0 if tables[0] is tables[1] else tables[1].nbytes
-        sizes = {name: each.nbytes for name, each in decoder.named_parameters()}
+        sizes = {name: each.nbytes for name, each in module.named_parameters()}
         self.weight_bytes = workload.sizes.read_weights(sizes, workload.items_per_step) - only_embeds
-        self.module = context.compiled(decoder)
 
-    def open_cache(self, sequences, tokens):
+    @torch.inference_mode()
+    def open_cache(self, prompt, tokens):
         from transformers import StaticCache
 
         config = self.uncompiled.decoder.config
         self.cache = StaticCache(config=config, max_cache_len=tokens)
-        shape = sequences, config.num_key_value_heads, config.head_dim
-        with torch.inference_mode():
-            self.cache.early_initialization(*shape, self.context.dtype, torch.device(self.context.device))
+        shape = len(prompt), config.num_key_value_heads, config.head_dim
+        self.cache.early_initialization(*shape, self.context.dtype, torch.device(self.context.device))
+        self.length = 0
+        if prompt.shape[1]:
+            self._extend(self.uncompiled, prompt)
 
     @torch.inference_mode()
-    def seek(self, length):
-        for layer in self.cache.layers:
-            layer.cumulative_length.fill_(length)
+    def infer(self, place, tokens):
+        if place != self.length:
+            for layer in self.cache.layers:
+                layer.cumulative_length.fill_(place)
+            self.length = place
+        return self._extend(self.module, tokens)
 
-    def extend(self, tokens):
-        return self._run(self.module, tokens)
-
-    def fill(self, tokens):
-        self._run(self.uncompiled, tokens)
-
-    @torch.inference_mode()
-    def _run(self, module, tokens):
+    def _extend(self, module, tokens):
+        """Add tokens to the cache; return the logits of the last one (sequences, vocabulary)."""
         if self.uncompiled.has_experts and self.context.device != "cpu":  # as the library's generate() does
             kind = "batched_mm" if tokens.shape[1] == 1 else "grouped_mm"
             self.uncompiled.decoder.config._experts_implementation = kind
+        self.length += tokens.shape[1]
         return module(tokens, cache=self.cache, logits_to_keep=1)[:, -1]
 
     @torch.inference_mode()
     def output(self, ids):
         with self.context.autocast():
             return self.context.to_numpy(self.uncompiled(ids, logits_to_keep=1)[:, -1])
-
-    def on_cpu(self):
-        module = copy_to_cpu(self.uncompiled, Decoder(self.workload))
-        return CachedModel(self.context.on_cpu(self.workload), module, self.parameters, self.workload)

@@ -38,7 +38,13 @@ class Group(ranks.Group):
         dist.all_reduce(torch.zeros(1))
 
     def in_step(self, session):
-        return SharedSession(session, self)
+        def synchronize():
+            session.context.synchronize()
+            self.barrier()
+
+        session.synchronize = synchronize
+        session.read = lambda: self.share(session.context.read(session.last_result))
+        return session
 
     def gather(self, value):
         values = [None] * self.ranks.world_size
@@ -58,21 +64,3 @@ class Group(ranks.Group):
         if error_type is None:
             self.barrier()  # a rank that leaves early would look like one that was killed
             dist.destroy_process_group()
-
-
-class SharedSession:
-    """A session whose barrier waits for all ranks, and which reads what rank 0 reads."""
-
-    def __init__(self, session, group):
-        self._session = session
-        self._group = group
-
-    def __getattr__(self, name):
-        return getattr(self._session, name)
-
-    def synchronize(self):
-        self._session.synchronize()
-        self._group.barrier()
-
-    def read(self):
-        return self._group.share(self._session.read())
