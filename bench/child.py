@@ -130,12 +130,11 @@ class Measurer:
             for scope in scopes:
                 if scope == "end_to_end" and not session.stream:
                     session.read_files()
-                yield scope, {"status": process.BEGUN, "note": "measuring"}
-                requests = [{}]
-                if scope == "device" and self.requests:
-                    begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN}
-                    requests = self.read_requests(begun)
-                cells = self.make_timer(workload, scope, session).measure(requests)
+                begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
+                yield scope, begun
+                is_asked = scope == "device" and self.requests
+                requests = self.read_requests(begun) if is_asked else [{}]
+                cells = self.make_timer(workload, scope, session, begun).measure(requests)
                 cells |= self.describe_result(workload, scope, session, cells)
                 if cells["status"] == "interrupted":
                     yield scope, cells | {"note": describe_notes(session, workload)}
@@ -203,8 +202,8 @@ class Measurer:
         finally:
             session.close()
 
-    def make_timer(self, workload: Workload, scope, session):
-        """Return the Timer of a session in one scope."""
+    def make_timer(self, workload: Workload, scope, session, begun=None):
+        """Return the Timer of a session in one scope; `begun` is the line to which it adds the rate so far."""
         settings, group, instruments = self.settings, self.group, self.instruments
         meters.reset_process_peak()  # the checks before need more memory than the steps
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
@@ -218,6 +217,7 @@ class Measurer:
             sustain=settings.sustain,
             least_seconds=min(instruments.least_seconds, settings.max_seconds),
             clock=group.clock,
+            on_window=lambda rate: self.write(begun | {"throughput": rate}),
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )
 

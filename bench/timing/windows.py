@@ -70,6 +70,7 @@ class Timer:
     sustain: float | None = None  # seconds of windows, instead of the three limits above
     least_seconds: float = 0.0  # of windows, before their interval can end the measurement
     clock: Any = time.perf_counter  # () -> wall seconds
+    on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
     watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
     windows: list[float] = field(default_factory=list)
     slices: list[float] = field(default_factory=list)
@@ -211,6 +212,8 @@ class Timer:
             last = now
             if self.watch:
                 self.watch.look(self.items_per_step * self.steps * len(self.windows))
+            if self.on_window and not self.is_stream and len(self.windows).bit_count() == 1:
+                self.on_window(self.items_per_step * self.steps / statistics.median(self.windows))
             reason = self.find_stop_reason(self.clock() - began)
         return reason
 
