@@ -14,7 +14,7 @@ from bench.frameworks import Device
 from bench.host import environment
 from bench.host.environment import Card, read_host
 from bench.records import report, results, tables
-from bench.records.rows import complete_row
+from bench.records.rows import complete_row, make_rows
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
@@ -243,6 +243,12 @@ def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
     assert (status, [row["status"] for row in rows]) == (0, statuses)
     assert len(rows[0]["process_rates"].split()) == 2
     assert "BATCH_SIZE=2 " not in out
+
+
+def test_the_row_of_a_death_has_no_rate_of_windows_that_are_not_complete():
+    begun = {"status": "begun", "note": "measuring", "device": "cpu", "throughput": 5.0}
+    (row,) = make_rows(read_host("m"), [begun], ("crashed", "signal 11"))
+    assert (row["status"], row["note"], row["throughput"]) == ("crashed", "signal 11", None)
 
 
 @pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("never fits", [5, 0])])

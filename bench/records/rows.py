@@ -55,7 +55,7 @@ def make_rows(host, lines, death=None, **of_run):
     found = [line for line in lines if line.get("status", BEGUN) != BEGUN]
     if death and lines and lines[-1].get("status") == BEGUN:
         status, note = death
-        found.append(lines[-1] | {"status": status, "note": note})
+        found.append(lines[-1] | {"status": status, "note": note, "throughput": None})
     rows = [complete_row(host, line, **of_run) for line in found]
     return list({tuple(row[name] for name in WORK): row for row in rows}.values())
 
