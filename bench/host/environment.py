@@ -60,7 +60,7 @@ def name_machine(host, gpu_name):
     if gpu_name:
         return slug(chip)
     if not re.search(r"\d", chip):
-        chip += " ".join(re.findall(r"(?:family|model) (\d+)", host["cpu_id"] or ""))
+        chip = " ".join([chip, *re.findall(r"(?:family|model) (\d+)", host["cpu_id"] or "")])
     cores = f"{host['gpu_cores']} gpu" if host["gpu_cores"] else host["cpu_count"]
     return slug(f"{chip.strip() or 'cpu'} {cores} cores")
 

@@ -18,6 +18,7 @@ from bench.settings import SettingError
     ("cpu", "cores", "gpu", "gpu_cores", "name"),
     [
         ("Intel(R) Xeon(R) CPU @ 2.20GHz", 4, None, None, "intel-xeon-6-79-4-cores"),
+        ("AMD EPYC", 2, None, None, "amd-epyc-6-79-2-cores"),
         ("AMD Ryzen 7 5800X 8-Core Processor", 16, None, None, "amd-ryzen-7-5800x-16-cores"),
         ("Apple M1 Max", 10, None, 32, "apple-m1-max-32-gpu-cores"),
         ("AMD EPYC", 2, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, "nvidia-h100-80gb-hbm3-mig-1g-10gb"),
