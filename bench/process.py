@@ -133,7 +133,7 @@ class Child:
         """
         self.command, self.environ, self.show, self.limit = command, environ, show, limit
         self.lines, self.printed = [], []
-        self.has_news = threading.Event()
+        self.news = queue.SimpleQueue()  # an Event's locks break if two signals arrive at once
         self.exit_status, self.process = None, None
 
     def work(self, *requests):
@@ -148,8 +148,8 @@ class Child:
             self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
             self.process.stdin.flush()
         while self.process.poll() is None:
-            self.has_news.wait(POLL_SECONDS)
-            self.has_news.clear()
+            with suppress(queue.Empty):
+                self.news.get(timeout=POLL_SECONDS)
             self._show()
             if any(line.get("note") == WAITING for line in self.lines[said:]):
                 return True
@@ -185,7 +185,7 @@ class Child:
                 self.lines.append(json.loads(text))
             else:
                 self.printed.append(text.rstrip())
-            self.has_news.set()
+            self.news.put(None)
 
     def _show(self):
         printed = self.printed[:]
