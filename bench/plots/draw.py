@@ -11,14 +11,14 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.results import replace_file
 
+matplotlib.rcdefaults()  # not the matplotlibrc of whoever draws
 plt.rcParams |= {"text.parse_math": False, "font.size": 8, "svg.hashsalt": "same ids in each file"}
 
-# Okabe and Ito's palette: told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+# Okabe and Ito's palette, and two of Tol's: told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#882255", "#999933")
 PUBLISHED = COLOURS[1]
 GREY = "#555555"
-MARKERS = "osD^vPX"  # seven, so that 56 lines differ in colour or marker
-DASHES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX"
 LOG_FROM = 20  # largest value over smallest: above this, the axis of a panel is logarithmic
 DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
@@ -73,7 +73,7 @@ def save(figure, path):
 
 
 def lines(curves, y_name, title, x_name, is_log2=False):
-    """Draw curves in one panel; return the figure, None without curves.
+    """Draw curves, at most one of each colour, in one panel; return the figure, None without curves.
 
     Published curves are thin and hollow. If is_log2, the x axis has powers of two.
 
@@ -92,9 +92,8 @@ def lines(curves, y_name, title, x_name, is_log2=False):
             frame["value"],
             yerr=[below, above],
             label=name,
-            color=COLOURS[i % len(COLOURS)],
+            color=COLOURS[i],
             marker=MARKERS[i % len(MARKERS)],
-            linestyle=DASHES[i // len(COLOURS) % len(DASHES)],
             markersize=5,
             markerfacecolor="white" if is_published else None,
             linewidth=1 if is_published else 1.8,

@@ -40,17 +40,8 @@ VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": 
 TEXTS = ["workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind", "machine", "shown"]
 TEXTS += ["per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
-MEASURES += [
-    "value",
-    "low",
-    "high",
-    "mean",
-    "step_seconds_median",
-    "step_seconds_p95",
-    "first_step_seconds",
-    "clock_mhz",
-]
-MEASURES += ["processes"]
+MEASURES += ["value", "low", "high", "mean", "step_seconds_median", "step_seconds_p95", "first_step_seconds"]
+MEASURES += ["clock_mhz", "processes"]
 
 
 def write_page(lines, path):

@@ -14,7 +14,7 @@ from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
 MAX_PANELS = 14
-MAX_CURVES = 20
+MAX_CURVES = len(COLOURS)  # so that no two look alike
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
 # Inches from the left: what a row did differently, the bars, and the values at the right edge.
 HOW, BAR, BAR_END, WIDE = 1.75, 3.95, 6.6, 7.3
@@ -140,8 +140,8 @@ PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
 
 
 def name_device(row):
-    """Name the device: a machine of our own may have results of its CPU and of its GPU."""
-    return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['shown']} (CPU)"
+    """Name the device: an own CPU by its machine, whose name has the number of cores."""
+    return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['machine']} (CPU)"
 
 
 def curves_of(lines, x, apart=(), least=1):

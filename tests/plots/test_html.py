@@ -48,6 +48,10 @@ def collect(folder):
     return [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
 
 
+def test_the_committed_page_has_the_script_of_now():
+    assert SCRIPT.read_text(encoding="utf-8") in Path("results/index.html").read_text(encoding="utf-8")
+
+
 def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
     quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}

@@ -1,6 +1,9 @@
 """Each picture draws the right rows; its looks are not tested."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -125,3 +128,16 @@ def test_nothing_is_written_through_a_symbolic_link(folder, tmp_path):
     assert len(written) == 3
     assert not any(path.is_symlink() for path in written)
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_matplotlibrc_of_the_user_changes_no_picture(tmp_path):
+    (tmp_path / "matplotlibrc").write_text("text.usetex: True\naxes.labelsize: 40\n")
+    script = "from bench.plots.draw import plt; print(*map(plt.rcParams.get, ('text.usetex', 'axes.labelsize')))"
+    environ = os.environ | {"MATPLOTLIBRC": str(tmp_path)}
+    told = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["False", "medium"]
+
+
+def test_a_cpu_is_named_with_its_cores():
+    row = {"kind": "cpu", "published": False, "shown": "Xeon", "machine": "xeon-8-cores"}
+    assert pictures.name_device(row) == "xeon-8-cores (CPU)"
