@@ -21,6 +21,13 @@ $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; set
 # bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
 FRAMEWORK_NAMES := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr 'A-Z,' 'a-z\n' | \
     tr -cd 'a-z\n' | sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
+# What a command that only reads results would ignore, if it is alone: `make all plot MACHINE=x` uses it.
+READER := $(if $(word 2,$(MAKECMDGOALS)),,$(filter plot compare submit,$(MAKECMDGOALS)))
+IGNORED_plot := A B MACHINE MODEL
+IGNORED_compare := MACHINE MODEL
+IGNORED_submit := A B MODEL
+$(foreach name,$(if $(READER),$(IGNORED_$(READER))),$(if $(filter command,$(firstword $(origin $(name)))),\
+    $(error $(name)='$(value $(name))' is not used in `make $(READER)`: leave it out)))
 OTHER_FRAMEWORKS := tensorflow jax mlx
 ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAMES)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAMES))
 $(if $(and $(word 2,$(FRAMEWORK_NAMES)),$(filter all best plot compare submit test selfcheck,$(MAKECMDGOALS))),\
@@ -39,8 +46,9 @@ CANNOT_RUN := $(VENV)/bin/python cannot be run: `make clean`, then make again; i
 RUN := [ -x $(VENV)/bin/python ] || { echo '$(CANNOT_RUN)' >&2; exit 2; }; exec $(VENV)/bin/python
 READY := $(call in_each_venv,installed)
 # To read results, an older environment of a framework is enough, or one that has none.
-READ_READY := $(if $(wildcard $(VENV)/installed),,.venv-common/installed)
-READ := $(if $(READ_READY),$(subst $(VENV),.venv-common,$(RUN)),$(RUN))
+READ_VENV := $(firstword $(patsubst %/installed,%,$(wildcard $(VENV)/installed .venv/installed)) .venv-common)
+READ_READY := $(filter .venv-common/installed,$(READ_VENV)/installed)
+READ := $(subst $(VENV)/,$(READ_VENV)/,$(RUN))
 else
 RUN := "$$PYTHON"
 READY := python

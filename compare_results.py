@@ -195,7 +195,11 @@ def main(environ=os.environ):
     lines = [compare(*pair) for pair in pair_lines(a, b, ["kind"] if has_both else [])]
     remarks = list_remarks(a, b, lines)
     if not lines:
-        print("\nA and B have no work in common: nothing can be compared")
+        models = {line["model"] for line in a} & {line["model"] for line in b}
+        frameworks = {line["framework"] for line in (*a, *b) if line["model"] in models}
+        is_jax = {"jax", "torch"} <= frameworks
+        fix = "JAX is always compiled: measure PyTorch with COMPILE=1" if is_jax else "nothing can be compared"
+        print(f"\nA and B have no work in common: {fix}")
     else:
         print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
         count = Counter(line["verdict"] or "without a verdict" for line in lines)

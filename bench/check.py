@@ -231,7 +231,8 @@ def check_moved(session, sums):
 def check_useful(values, name="output"):
     """Raise MeasurementError unless items, (items, ...), are finite, not all zero, and not all equal."""
     flat = values.reshape(len(values), -1)
-    for words, are_bad in (("has infinities or NaN", ~np.isfinite(flat).all(1)), ("is all zero", ~flat.any(1))):
+    zero = "is all zero: if MODEL is very small, it is too small to be checked: choose a larger one"
+    for words, are_bad in (("has infinities or NaN", ~np.isfinite(flat).all(1)), (zero, ~flat.any(1))):
         require(not are_bad.any(), f"item {are_bad.argmax()} of {len(flat)} of the {name} {words}")
     require(len(flat) == 1 or (flat != flat[0]).any(), f"all items of the {name} are equal")
 

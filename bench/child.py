@@ -190,7 +190,8 @@ class Measurer:
         free = resources.available_bytes()
         if needed > free:
             words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
-            raise MemoryError(f"{words}: choose a smaller MODEL, BATCH_SIZE or DEPTH, 16 bits, or LORA_RANK=8")
+            more = ", a smaller DEPTH, or LORA_RANK=8" if settings.depth is not None else ""
+            raise MemoryError(f"{words}: choose a smaller MODEL or BATCH_SIZE, 16 bits{more}")
         # Each rank has its own data, and its own order of them.
         settings = replace(settings, seed=settings.seed + self.group.ranks.rank)
         session = self.framework.open_session(workload, settings, scope)

@@ -53,20 +53,20 @@ def run_script(function, *words):
         return status
     except (SettingError, ModuleNotFoundError) as error:
         status = MISTAKE
-        line = explain(error)
+        line = f"{explain(error)}\n"
     except KeyboardInterrupt:
         status = INTERRUPTED
-        line = "interrupted"
+        line = "interrupted\n"
     except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
         status = MISTAKE
-        line = f"{type(error).__name__}: {error}"
+        line = "" if isinstance(error, BrokenPipeError) else f"{type(error).__name__}: {error}\n"
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
         status = UNEXPECTED
-        line = "unexpected error: please report it, with the lines above and `make doctor`"
-    print(line, file=sys.stderr)
+        line = "unexpected error: please report it, with the lines above and `make doctor`\n"
+    sys.stderr.write(line)
     return status
 
 
@@ -74,6 +74,7 @@ def set_up():
     """Log to stderr, and let SIGTERM and SIGHUP do what Ctrl-C does, so that workers and files end, too."""
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # it warns of classes of PyTorch's own
     handle(signal.default_int_handler, signal.SIGTERM, signal.SIGHUP)
 
 

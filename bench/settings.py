@@ -18,6 +18,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
+LEAST_TIME = 0.001  # of MAX_SECONDS and MAX_MINUTES
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 # What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
@@ -114,9 +115,9 @@ def device_count(text):
     return "all" if text.lower() == "all" else int(text)
 
 
-def above_zero(text):
-    if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) == 0:
-        raise ValueError("a number above 0, whose decimals follow a point")
+def positive_time(text):
+    if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) < LEAST_TIME:
+        raise ValueError(f"a number from {LEAST_TIME} on, whose decimals follow a point")
     return float(text)
 
 
@@ -208,13 +209,13 @@ class Settings:
     scope: tuple[str, ...] | None = setting(SCOPES, {"image": None}, TOGETHER)  # None: see list_measurements()
     num_workers: int | None = setting(range(1025), {"image": None})  # None: the cores, up to MOST_WORKERS
     num_threads: int | None = setting(range(1, 4097))  # None: the framework's own number
-    max_seconds: float = setting(above_zero, for_workloads("3", tflops="1"))  # limit of one measurement
+    max_seconds: float = setting(positive_time, for_workloads("3", tflops="1"))  # limit of one measurement
     runs: int | None = setting(range(1, 1001))  # processes; None: count_processes() of run.py decides
     machine: str | None = setting(slug)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), str(ROOT / "results"))
     seed: int = setting(NATURAL, "0")
     workload: str = setting(WORKLOADS, {"best": "image"})
-    max_minutes: float = setting(above_zero, {"best": "20"})
+    max_minutes: float = setting(positive_time, {"best": "20"})
     quick: bool = setting(SWITCH, {"all": "0"})
     format: str = setting(("png", "svg"), {"plot": "png"})
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU

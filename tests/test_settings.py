@@ -1,6 +1,7 @@
 """Settings: what users type, and the refusal they get when it is wrong."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,13 @@ def test_an_unknown_name_on_makes_command_line_is_refused():
     makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
     assert refusal("image", {"MAKEFLAGS": makeflags, "SEEDS": "b"}).startswith("SEEDS='b' ")
     assert "BATCH_SIZE" in refusal("image", {"MAKEFLAGS": "BATCH=8", "BATCH": "8"})
+
+
+@pytest.mark.parametrize("typed", ["plot A=x", "plot MACHINE=x", "submit A=x", "compare MODEL=x"])
+def test_a_command_that_reads_results_refuses_what_it_would_ignore(typed):
+    done = subprocess.run(["make", "-n", *typed.split()], capture_output=True, text=True)
+    assert done.returncode
+    assert typed.split()[1].replace("=", "='") in done.stderr
 
 
 DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does not use DEPTH
