@@ -22,16 +22,7 @@ from bench.records import report, results
 from bench.records.columns import describe_work
 from bench.records.rows import make_rows
 from bench.records.verdict import compare_runs
-from bench.settings import (
-    COMPARED,
-    LACKS,
-    PARTS,
-    ROOT,
-    WORKLOADS,
-    Run,
-    SettingError,
-    read_runs,
-)
+from bench.settings import COMPARED, LACKS, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
 

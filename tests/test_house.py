@@ -34,9 +34,9 @@ LAYERS = [
 ]
 # The rooms of the house: most lines (of documents most words), and their files, less those of the rooms before.
 CEILINGS = {
-    "settings": (416, "bench/settings.py"),
-    "run, process, child": (945, "bench/run.py", "bench/process.py", "bench/child.py"),
-    "scripts": (1603, "*.py"),
+    "settings": (409, "bench/settings.py"),
+    "run, process, child": (938, "bench/run.py", "bench/process.py", "bench/child.py"),
+    "scripts": (1602, "*.py"),
     "check": (400, "bench/check.py", "bench/precision.py"),
     "doctor, packages": (157, "bench/*.py"),
     "timing": (455, "bench/timing/*.py"),
@@ -47,7 +47,7 @@ CEILINGS = {
     "plots": (840, "bench/plots/*.py"),
     "page.js": (261, "bench/plots/page.js"),
     "checks/": (441, "checks/*.py"),
-    "tests/": (8_930, "tests/**/*.py"),
+    "tests/": (8_740, "tests/**/*.py"),
     "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}

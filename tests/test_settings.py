@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from bench.settings import DECLARED, MAKE_VARIABLES, SETTING_NAMES, SYNONYMS, SettingError, read_runs, read_settings
+from diffusion_benchmark import DENOISERS
+from llm_benchmark import DECODERS
+from transformer_benchmark import ENCODERS
 
 # Names that resemble ours, in the environment of a shell, a Mac, a cluster, a container, a notebook or a build.
 ORDINARY = """
@@ -200,3 +203,9 @@ def test_the_page_of_settings_has_each_with_its_commands_and_defaults():
         texts = default.values() if isinstance(default, dict) else [(default or "").rpartition("/")[2]]
         for text in filter(None, texts):
             assert all(each in shown for each in (text if isinstance(text, tuple) else [text])), name
+
+
+def test_the_page_of_settings_has_each_model():
+    page = Path("docs/settings.md").read_text()
+    names = [*DECODERS, *ENCODERS, *DENOISERS]
+    assert [f"{name} is missing in docs/settings.md" for name in names if name not in page] == []

@@ -76,7 +76,8 @@ def describe_run(rows, lines):
     """
     first = rows[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
-    where = ", ".join(filter(None, [first["device"], describe_setup(first)]))
+    family = " ".join(re.findall(r"(?:family|model) \d+", first["cpu_id"] or "")) if first["device"] == "cpu" else ""
+    where = ", ".join(filter(None, [first["device"], family, describe_setup(first)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     reached = peaks.measured_peaks(lines)
     for row in rows:

@@ -53,7 +53,7 @@ ITEMS, HALF = (
     "        items_in_window, seconds = ",
     "step_seconds = statistics.median(windows[: (len(windows) + 1) // 2])",
 )
-RUN = "        self.last_result = self.run(*arguments)\n"
+RUN_STEP = "        self.last_result = self.run(*arguments)\n"
 
 BUGS = {
     # Several processes
@@ -154,7 +154,7 @@ BUGS = {
     ),
     # A step
     "reuse_the_first_output": Bug(
-        SESSION, RUN, f"{RUN}        self.run = lambda *_, first=self.last_result: first\n", WRONG
+        SESSION, RUN_STEP, f"{RUN_STEP}        self.run = lambda *_, first=self.last_result: first\n", WRONG
     ),
     "always_the_same_batch": Bug(
         SESSION,
