@@ -207,5 +207,5 @@ def test_the_page_of_settings_has_each_with_its_commands_and_defaults():
 
 def test_the_page_of_settings_has_each_model():
     page = Path("docs/settings.md").read_text()
-    names = [*DECODERS, *ENCODERS, *DENOISERS]
+    names = [name for name in (*DECODERS, *ENCODERS, *DENOISERS) if "tiny" not in name]  # which other tests add
     assert [f"{name} is missing in docs/settings.md" for name in names if name not in page] == []
