@@ -442,11 +442,11 @@ def results_of(seconds, count, seed):
     """Return the Rates of results of five processes of a window each; `seconds` is the median step of all processes."""
     rng = random.Random(seed)
 
-    def row(process):
+    def row(run, process):
         rate = {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds, "throughput_low": None, "throughput_high": None}
-        return ROW | rate | {"process": process}
+        return ROW | rate | {"run_id": str(run), "process": process}
 
-    return [Rate.of_row(combine(map(row, range(1, 6)))[0]) for _ in range(count)]
+    return [Rate.of_row(each) for each in combine([row(run, i) for run in range(count) for i in range(1, 6)])]
 
 
 def test_intervals_cover_the_truth_as_often_as_the_documents_say():
