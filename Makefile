@@ -102,16 +102,16 @@ plot: $(READ_READY) ## draw all plots and cards, and write the results page
 compare: $(READ_READY) ## compare two machines or results files, A=... B=...
 	@$(READ) compare_results.py
 
-submit: ## check this machine's rows and print how to send them
-	@$(call any_python,submit_results submit)
+submit: $(READ_READY) ## check this machine's rows and print how to send them
+	@$(READ) submit_results.py submit
 
 clean: ## remove the virtual environments and uv (.venv*, .uv)
 	rm -rf .venv .venv-* .uv
 
 ## To maintain the program and its results:
 
-check-results: ## check the rows added since BASE (default: origin/main)
-	@$(call any_python,submit_results check)
+check-results: $(READ_READY) ## check the rows added since BASE (default: origin/main)
+	@$(READ) submit_results.py check
 
 # The tests of another framework compare it with PyTorch. Those of one file share their models, and so a process.
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
