@@ -134,7 +134,7 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
 )
 def test_a_card_measures_what_it_can_hold(monkeypatch, memory, count, batch):
     monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
-    works = plan(NVIDIA, "bfloat16", resources.read_card_gb(), False)
+    works = plan(NVIDIA, "bfloat16", resources.read_card_gb())
     assert sum(each.model == "qwen3-30b-a3b" for each in works) == count
     assert next(each.batch_size for each in works if each.phase == "inference") == batch
 
@@ -175,7 +175,7 @@ def test_an_interruption_loses_nothing(make_all, ends_after):
     make_all.children.ends_after, before = None, make_all.children.asked.copy()
     status, _, rows = make_all()
     _, *works = before + make_all.children.asked
-    assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in rounds
+    assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # one process of each, then the second of each
     assert count_in_runs(rows) == [RUNS] * 2 * ON_CPU
     assert make_all()[1] == 0  # and nothing is left
 
