@@ -115,5 +115,5 @@ def flops_of_phase(phase, forward, backward):
     A backward pass costs twice the forward pass, for the gradients of the weights and of each layer's inputs. A layer
     that reads the data needs no gradient of its inputs, so it counts once.
     """
-    by_phase = {"inference": forward, "forward": forward, "backward": backward, "training": forward + backward}
-    return by_phase.get(phase)
+    by_phase = dict.fromkeys(("inference", "prefill", "decode", "forward"), forward)
+    return (by_phase | {"backward": backward, "training": forward + backward}).get(phase)
