@@ -28,16 +28,12 @@ def test_parameters_equal_published_ones(model, published):
 
 @pytest.mark.parametrize("model", DECODERS)
 def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass_twice_these(model):
-    decoder = DECODERS[model]
-    output = 2 * decoder.vocab_size * decoder.hidden_size
-    singly = [llm_benchmark.forward_flops(decoder, 1, depth) - output for depth in range(7)]
-    assert llm_benchmark.forward_flops(decoder, 7) == sum(singly) + output
-    assert llm_benchmark.forward_flops(decoder, 7, logits=7) == sum(singly) + 7 * output
-    assert llm_benchmark.forward_flops(decoder, 7, 3, logits=7) == sum(
-        llm_benchmark.forward_flops(decoder, 1, depth) for depth in range(3, 10)
-    )
-    forward, backward = llm_benchmark.training_flops(decoder, 7)
-    assert (forward, backward) == (sum(singly) + 7 * output, 2 * forward)
+    count = functools.partial(llm_benchmark.count_flops, DECODERS[model])
+    output = 2 * DECODERS[model].vocab_size * DECODERS[model].hidden_size
+    singly = [count(1, depth)[0] for depth in range(10)]
+    assert count(7)[0] == sum(singly[:7]) - 6 * output
+    assert count(7, logits=7) == (sum(singly[:7]), 2 * sum(singly[:7]))
+    assert count(7, 3, logits=7)[0] == sum(singly[3:])
 
 
 @pytest.mark.parametrize(
@@ -70,7 +66,7 @@ def test_a_mixture_of_experts_uses_its_published_active_parameters_and_is_not_tr
         describe(MODEL="qwen3-30b-a3b", PHASE="training")
 
 
-def test_the_script_describes_its_workloads():
+def test_a_step_has_the_tokens_of_its_sequences():
     prefill = describe(PHASE="prefill", BATCH_SIZE="3", PROMPT_TOKENS="5")
     assert (prefill.unit, prefill.items_per_step, prefill.bytes_per_step) == ("tokens", 15, None)
     ((ids,), *_) = batches = prefill.make_batches(3, seed=0)
