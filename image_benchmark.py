@@ -9,12 +9,13 @@ weights; other frameworks build the same layers (build_image() in bench/framewor
 """
 
 import csv
+import difflib
 import functools
 import sys
 from dataclasses import dataclass
 
 from bench.run import benchmark
-from bench.settings import ROOT
+from bench.settings import ROOT, SettingError
 from bench.workloads import data
 from bench.workloads.workload import Workload, flops_of_phase
 
@@ -35,6 +36,8 @@ def image_workload(settings):
     with COUNTS.open(newline="") as lines:
         models = {row["model"]: row for row in csv.DictReader(lines)}
     model = settings.model.lower()
+    if model not in models and (near := difflib.get_close_matches(model, models, cutoff=0.8)):
+        raise SettingError(f"MODEL={settings.model!r} is not a known model: did you mean {', '.join(near)}?")
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     sizes = ImageSizes(side)
     parameters = flops = None  # unknown for a model, or a size of its images, that flops.csv lacks

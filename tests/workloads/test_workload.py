@@ -20,7 +20,8 @@ def test_a_model_may_be_written_in_capitals_and_a_framework_may_have_other_image
 
 
 @pytest.mark.parametrize(
-    ("command", "model", "known"), [("llm", "llama", "llama-3.2-1b"), ("mlp", "mlp-0x5", "mlp-5x1024")]
+    ("command", "model", "known"),
+    [("image", "resnet51", "resnet50"), ("llm", "llama", "llama-3.2-1b"), ("mlp", "mlp-0x5", "mlp-5x1024")],
 )
 def test_an_unknown_model_is_refused_with_known_ones(command, model, known):
     with pytest.raises(SettingError, match=f"MODEL='{model}' .*{known}"):
