@@ -10,12 +10,10 @@ from dataclasses import dataclass
 # of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
 # By "cpu" or "gpu". A size that would take too long is skipped.
-ON_GPU = {"PRECISION": "float32,bfloat16,float16", "OPS": "matmul,bandwidth,float8"}
 PEAKS = {
     "cpu": {"SIZES": "1024,2048,4096,8192", "PRECISION": "float32,bfloat16"},
-    "gpu": {"SIZES": "2048,4096,8192"} | ON_GPU,
+    "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16", "OPS": "matmul,bandwidth,float8"},
 }
-QUICK_PEAKS = {name: peaks | {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"} for name, peaks in PEAKS.items()}
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
 
