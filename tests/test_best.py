@@ -2,10 +2,8 @@
 
 import functools
 import math
-import random
 import re
 import shlex
-import statistics
 from collections import Counter
 from dataclasses import asdict
 
@@ -17,7 +15,7 @@ from bench.frameworks import Device
 from bench.records.tables import combine_rows as combine
 from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
-from tests.rows import ROW, rate, read_rows
+from tests.rows import rate, read_rows
 
 CPU, CUDA = (Device(kind, None, "2.15", 2) for kind in ("cpu", "cuda"))
 AVX2, OLD = (Device(kind, None, "2.15", 2, emulates_bfloat16=True) for kind in ("cpu", "cuda"))
@@ -154,36 +152,3 @@ def test_what_can_be_pasted_means_the_same(search, monkeypatch):
     words = shlex.split(next(line for line in search()[1].splitlines() if line.startswith("    make image")))
     given = {"MODEL=resnet50", "BATCH_SIZE=16", "SCOPE=device", "MACHINE=a machine; rm *"}
     assert given | {"PRECISION=bfloat16", "COMPILE=1"} < set(words)
-
-
-def simulate(monkeypatch, rng, gains):
-    """Search on a machine whose processes differ by 1 %; return the true rate of the answer over that of the best.
-
-    Args:
-        gains: {setting: {value: factor of the rate}}.
-    """
-
-    def measure_rounds(rows_by_run, host, show, numbers):
-        group = object()
-        for number in numbers:
-            for run, rows in rows_by_run.items():
-                factors = (gains[name][run.environ[name]] for name in gains if name in run.environ)
-                throughput = math.prod(factors) * rng.gauss(1, 0.01)
-                rows.append(ROW | {"group": group, "process": number, "throughput": throughput})
-
-    monkeypatch.setattr(best_settings, "measure_rounds", measure_rounds)
-    search = best_settings.Search(read_runs("image", {})[0], gains, False, None, 1e9)
-    search.run_steps()
-    best = math.prod(max(1, *factors.values()) for factors in gains.values())
-    return math.prod(gains[name][text] for name, text in search.answer) / best
-
-
-def test_the_answer_of_simulated_machines_is_near_the_best_and_the_default_if_nothing_gains(monkeypatch):
-    rng, shares = random.Random(0), []
-    names = {name: texts.split() for name, texts in ON_CPU.items()}
-    for _ in range(60):
-        gains = {name: {text: rng.uniform(0.5, 2) for text in texts} for name, texts in names.items()}
-        shares.append(simulate(monkeypatch, rng, gains))
-    assert statistics.fmean(shares) > 0.99
-    for factor in (1, 0.98):
-        assert simulate(monkeypatch, rng, {name: dict.fromkeys(texts, factor) for name, texts in names.items()}) == 1

@@ -37,17 +37,16 @@ def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tokens_of_cache"),
+    ("sequences", "depth", "new", "precision", "tokens_of_cache"),
     [
-        (("1", "0", "1", "bfloat16"), 1),
-        (("4", "0", "1", "bfloat16"), 4),
-        (("1", "10", "3", "bfloat16"), 12),  # 10, 11 and 12 before the new one, which is read too
-        (("1", "0", "1", "float32"), 2),  # of twice the bytes
+        (4, 0, 1, "bfloat16", 4),
+        (1, 10, 3, "bfloat16", 12),  # 10, 11 and 12 before the new one, which is read too
+        (1, 0, 1, "float32", 2),  # of twice the bytes
     ],
 )
-def test_a_decode_step_reads_the_cache_of_every_sequence(sizes, tokens_of_cache):
-    names = ("BATCH_SIZE", "DEPTH", "NEW_TOKENS", "PRECISION")
-    decode = describe(MODEL="llama-3.2-1b", PHASE="decode", **dict(zip(names, sizes, strict=True)))
+def test_a_decode_step_reads_the_cache_of_every_sequence(sequences, depth, new, precision, tokens_of_cache):
+    sizes = {"BATCH_SIZE": str(sequences), "DEPTH": str(depth), "NEW_TOKENS": str(new), "PRECISION": precision}
+    decode = describe(MODEL="llama-3.2-1b", PHASE="decode", **sizes)
     assert decode.bytes_per_step == tokens_of_cache * 2**15  # 32 KiB a token, as its model card's 131,072 / 4
 
 
@@ -73,7 +72,7 @@ def test_a_step_has_the_tokens_of_its_sequences():
     assert (len(batches), ids.shape) == (4, (3, 5))
     assert 1 <= ids.min() <= ids.max() < 49_152
     decode = describe(PHASE="decode", BATCH_SIZE="3", DEPTH="4", NEW_TOKENS="2")
-    assert (decode.unit, decode.items_per_step) == ("tokens", 3)
+    assert decode.items_per_step == 3
     assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
     cache = 6 * 2 * 30 * 3 * 64 * 4  # tokens, keys and values, layers, heads, their size, bytes
     assert decode.resident_bytes == 4 * 134_515_008 + 3 * cache
