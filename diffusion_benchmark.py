@@ -13,15 +13,12 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-from bench.records import report
-from bench.records.columns import format_number
 from bench.run import benchmark
 from bench.settings import ROOT, SettingError
 from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-# Pixels of the images that are compared with the CPU, and tokens of their prompts, at most: more would take minutes.
-COMPARED_SIDE, COMPARED_PROMPT = 128, 64
+COMPARED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: more would take minutes
 
 
 @dataclass(frozen=True)
@@ -32,7 +29,6 @@ class Denoiser:
     config: dict  # arguments of that class
     image_size: int  # pixels a side
     pixels: int  # on each side, for one latent pixel or one token of Flux
-    steps: int  # steps for an image, as the model's authors sample it
     conditions: dict  # {argument: shape for an image}: embeddings of the prompt, and of sizes
     parameters: int
     inference_flops: int
@@ -55,11 +51,6 @@ def diffusion_workload(settings):
     side = settings.image_size or denoiser.image_size
     if side % denoiser.pixels:
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {model}")
-    conditions = {  # those of a prompt have an axis of tokens
-        name: shape if len(shape) == 1 else [min(shape[0], COMPARED_PROMPT), *shape[1:]]
-        for name, shape in denoiser.conditions.items()
-    }
-    small = replace(denoiser, image_size=min(side, COMPARED_SIDE), conditions=conditions)
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
     # Tensors for each weight: training adds its gradient, and Adam two more.
@@ -70,7 +61,7 @@ def diffusion_workload(settings):
         unit="steps",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(data.noise_batches, replace(denoiser, image_size=side)),
-        make_checked=functools.partial(data.noise_batches, small),
+        make_checked=functools.partial(data.noise_batches, replace(denoiser, image_size=min(side, COMPARED_SIDE))),
         loss="mean_squared_error",
         sizes=denoiser,
         parameters=denoiser.parameters,
@@ -81,16 +72,5 @@ def diffusion_workload(settings):
     )
 
 
-def describe_images(rows, stored):
-    """Describe the rows as every benchmark does, and compute the rate of whole images."""
-    text = report.describe_run(rows, stored)
-    row = rows[0]
-    if row["phase"] == "inference" and row.get("throughput"):
-        steps = DENOISERS[row["model"]].steps
-        rate = format_number(row["throughput"] / steps)
-        text += f"\n  computed, not measured: {steps} steps for an image make {rate} images/s"
-    return text
-
-
 if __name__ == "__main__":
-    sys.exit(benchmark("diffusion", diffusion_workload, describe_rows=describe_images))
+    sys.exit(benchmark("diffusion", diffusion_workload))

@@ -16,11 +16,11 @@ import sys
 from dataclasses import dataclass, replace
 
 from bench.run import benchmark
-from bench.settings import GENERATION, SettingError
+from bench.settings import TRAINING, SettingError
 from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-COMPARED_LENGTH = 64  # of sequences that are compared with the CPU if it is too slow for longer ones
+COMPARED_LENGTH = 64  # of sequences that are compared with the CPU if it is too slow for longer ones, at most
 OURS = ("rope_theta", "rope_factor", "is_qwen", "num_experts", "num_experts_per_tok", "lora_rank")  # not for config()
 
 
@@ -90,68 +90,44 @@ DECODERS = {
 
 
 def llm_workload(settings):
-    """Describe the work of a phase."""
+    """Describe the work of a phase: a step of decode adds a token to each sequence, others take whole sequences."""
     model = find_model(settings.model, DECODERS)
     decoder = replace(DECODERS[model], lora_rank=settings.lora_rank or 0)
-    is_generation = settings.phase in GENERATION
-    if decoder.num_experts > 1 and not is_generation:
-        raise SettingError(f"PHASE={settings.phase!r} is not measured for {model}: set PHASE=prefill,decode")
-    lengths = ("depth", "new_tokens") if settings.phase == "decode" else ("prompt_tokens",)
-    tokens = sum(getattr(settings, name) for name in lengths)
-    most = decoder.max_position_embeddings
-    if tokens > most:
-        given = " and ".join(f"{name.upper()}='{getattr(settings, name)}'" for name in lengths)
-        raise SettingError(f"{given} need {tokens} positions, and {model} has {most}: set fewer")
+    depth = settings.depth or 0  # of decode, which begins after these tokens
+    new = settings.new_tokens or settings.prompt_tokens
+    sequences = settings.batch_size
+    is_training = settings.phase in TRAINING
+    is_decode = settings.phase == "decode"
+    forward, backward = count_flops(decoder, new, depth, logits=1 if settings.phase == "prefill" else new)
     # The scales of quantised weights are not counted, so that nothing that fits is refused.
-    weight_bytes = count_parameters(decoder) * (settings.weight_bits or 8 * BYTES[settings.precision]) // 8
-    make_batches = functools.partial(data.token_batches if is_generation else data.shifted_batches, decoder.vocab_size)
-    compared = COMPARED_LENGTH if is_generation else min(tokens, COMPARED_LENGTH)
-    describe = generation if is_generation else training
+    size = BYTES[settings.precision]
+    resident_bytes = count_parameters(decoder) * (settings.weight_bits or 8 * size) // 8
+    if is_training:
+        if decoder.num_experts > 1:
+            raise SettingError(f"PHASE={settings.phase!r} is not measured for {model}: set PHASE=prefill,decode")
+        # Each trained weight has a gradient and the optimizer's state; those of adapters are not among the parameters.
+        tensors = (1 if settings.optimizer == "sgd" else 3) + (decoder.lora_rank > 0)
+        resident_bytes += tensors * count_trainable(decoder) * size
+    else:
+        resident_bytes += sequences * cache_bytes(decoder, depth + new, settings.precision)
+    # Besides the weights, a step of decode reads each sequence's cache at its mean length.
+    mean_cache = sequences * cache_bytes(decoder, 2 * depth + new + 1, settings.precision) // 2
+    make_batches = functools.partial(data.shifted_batches if is_training else data.token_batches, decoder.vocab_size)
     return Workload(
         name="llm",
         model=model,
         unit="tokens",
-        make_batches=functools.partial(make_batches, tokens),
-        make_checked=functools.partial(make_batches, compared),
+        items_per_step=sequences if is_decode else sequences * new,
+        make_batches=functools.partial(make_batches, depth + new),
+        make_checked=functools.partial(make_batches, min(depth + new, COMPARED_LENGTH)),
+        loss="cross_entropy" if is_training else None,
         sizes=decoder,
         parameters=count_trainable(decoder),
-        **describe(decoder, settings, tokens, weight_bytes),
+        flops_per_item=flops_of_phase(settings.phase, forward // new, backward // new),
+        resident_bytes=resident_bytes,
+        bytes_per_step=mean_cache if is_decode else None,
+        columns={"data": "synthetic"} | ({"sequence_length": new, "prompt_tokens": None} if is_training else {}),
     )
-
-
-def generation(decoder, settings, tokens, weight_bytes):
-    """Return the fields of prefill and decode, which have no loss, because nothing is trained.
-
-    A step of decode reads, besides the weights, each sequence's cache at its mean length.
-    """
-    is_prefill = settings.phase == "prefill"
-    size = settings.batch_size
-    depth = settings.depth or 0
-    new = tokens - depth
-    mean_cache = size * cache_bytes(decoder, 2 * depth + new + 1, settings.precision) // 2
-    return {
-        "items_per_step": size * new if is_prefill else size,
-        "item_bytes": 8 if is_prefill else 8 * tokens,  # int64
-        "flops_per_item": forward_flops(decoder, new, depth, logits=1 if is_prefill else new) // new,
-        "resident_bytes": weight_bytes + size * cache_bytes(decoder, tokens, settings.precision),
-        "bytes_per_step": None if is_prefill else mean_cache,
-        "columns": {"data": "synthetic"},
-    }
-
-
-def training(decoder, settings, tokens, weight_bytes):
-    """Return the fields of training, or of a part of it."""
-    forward, backward = training_flops(decoder, tokens)
-    # Each trained weight has a gradient and the optimizer's state; those of adapters are not among the parameters.
-    tensors = (1 if settings.optimizer == "sgd" else 3) + (decoder.lora_rank > 0)
-    return {
-        "items_per_step": settings.batch_size * tokens,
-        "loss": "cross_entropy",
-        "flops_per_item": flops_of_phase(settings.phase, forward // tokens, backward // tokens),
-        "item_bytes": 16,  # int64: a token and its target
-        "resident_bytes": weight_bytes + tensors * count_trainable(decoder) * BYTES[settings.precision],
-        "columns": {"data": "synthetic", "sequence_length": tokens, "prompt_tokens": None},
-    }
 
 
 def matmul_weights(decoder):
@@ -162,56 +138,40 @@ def matmul_weights(decoder):
 
 
 def count_parameters(decoder):
-    """Count the trainable parameters; a table that is both embedding and output counts once."""
+    """Count the parameters; a table that is both embedding and output counts once."""
     norms = 2 * decoder.hidden_size + (2 * decoder.head_dim if decoder.is_qwen else 0)
     tables = (1 if decoder.tie_word_embeddings else 2) * decoder.vocab_size * decoder.hidden_size
-    unused = decoder.num_experts - decoder.num_experts_per_tok
-    layer = matmul_weights(decoder) + 3 * unused * decoder.hidden_size * decoder.intermediate_size + norms
-    return tables + decoder.num_hidden_layers * layer + decoder.hidden_size
-
-
-def adapter_sizes(decoder):
-    """Return the (inputs, outputs) of a layer's projections that get an adapter: q, k, v and o."""
-    width = decoder.hidden_size
-    query = decoder.num_attention_heads * decoder.head_dim
-    key = decoder.num_key_value_heads * decoder.head_dim
-    return (width, query), (width, key), (width, key), (query, width)
+    matrices = matmul_weights(replace(decoder, num_experts_per_tok=decoder.num_experts))
+    return tables + decoder.num_hidden_layers * (matrices + norms) + decoder.hidden_size
 
 
 def count_trainable(decoder):
-    """Count the parameters that training changes: all, or LoRA's r (inputs + outputs) for each projection."""
-    adapters = decoder.num_hidden_layers * sum(decoder.lora_rank * sum(sizes) for sizes in adapter_sizes(decoder))
+    """Count the parameters that training changes: all, or LoRA's r (inputs + outputs) for each of q, k, v and o."""
+    heads = (decoder.num_attention_heads + decoder.num_key_value_heads) * decoder.head_dim
+    adapters = decoder.num_hidden_layers * decoder.lora_rank * (4 * decoder.hidden_size + 2 * heads)
     return adapters or count_parameters(decoder)
 
 
-def training_flops(decoder, tokens):
-    """Count the FLOPs of a sequence of `tokens` tokens: (forward, backward).
+def count_flops(decoder, tokens, depth=0, logits=1):
+    """Count the FLOPs of `tokens` tokens after `depth` tokens in the cache: (forward, backward).
+
+    A multiply-add is 2 FLOPs. Each token passes through the matmuls, and attends to itself and to all tokens before it
+    (scores and weighted values). Logits are computed for the last token only, or for more of them.
 
     A backward pass through a matmul of two trained or computed operands costs twice its forward pass: a gradient for
     each. LoRA needs none of frozen weights, so their matmuls cost once. The input of the first layer is then frozen
     too: its q, k and v give no gradient to it.
     """
-    forward = forward_flops(decoder, tokens, logits=tokens)
-    if not decoder.lora_rank:
-        return forward, 2 * forward
-    output = decoder.vocab_size * decoder.hidden_size
-    frozen = 2 * tokens * (decoder.num_hidden_layers * matmul_weights(decoder) + output)
-    adapters = 2 * tokens * count_trainable(decoder)
-    to_input = sum(inputs * (outputs + decoder.lora_rank) for inputs, outputs in adapter_sizes(decoder)[:3])
-    backward = 2 * (forward - frozen) + frozen + 2 * adapters - 2 * tokens * to_input
-    return forward + adapters, backward
-
-
-def forward_flops(decoder, tokens, depth=0, logits=1):
-    """Count the FLOPs of `tokens` tokens after `depth` tokens in the cache; 1 multiply-add = 2 FLOPs.
-
-    Each token passes through the matmuls, and attends to itself and to all tokens before it (scores and weighted
-    values). Logits are computed for the last token only, or for more of them.
-    """
+    layers, width, rank = decoder.num_hidden_layers, decoder.hidden_size, decoder.lora_rank
     pairs = tokens * depth + tokens * (tokens + 1) // 2
-    attention = 2 * pairs * decoder.num_attention_heads * decoder.head_dim
-    layers = decoder.num_hidden_layers * (tokens * matmul_weights(decoder) + attention)
-    return 2 * (layers + logits * decoder.vocab_size * decoder.hidden_size)
+    attention = 4 * layers * pairs * decoder.num_attention_heads * decoder.head_dim
+    matmuls = 2 * (layers * tokens * matmul_weights(decoder) + logits * decoder.vocab_size * width)
+    if not rank:
+        return matmuls + attention, 2 * (matmuls + attention)
+    adapters = 2 * tokens * count_trainable(decoder)
+    heads = decoder.num_attention_heads + 2 * decoder.num_key_value_heads
+    to_input = 2 * tokens * width * (heads * decoder.head_dim + 3 * rank)
+    return matmuls + attention + adapters, matmuls + 2 * (attention + adapters) - to_input
 
 
 def cache_bytes(decoder, tokens, precision):

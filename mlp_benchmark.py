@@ -11,26 +11,27 @@ ReLU between them (build_mlp() in bench/frameworks/). See `make settings`.
 import functools
 import re
 import sys
-from dataclasses import replace
 from itertools import pairwise
 
 from bench.run import benchmark
 from bench.settings import SettingError
-from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TRAIN_IMAGES, cifar10
+from bench.workloads import cifar10
 from bench.workloads.workload import Workload, flops_of_phase
 
 
 def mlp_workload(settings):
     """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
-    if settings.epochs and settings.batch_size > TRAIN_IMAGES:
-        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {TRAIN_IMAGES:,}")
-    settings = replace(settings, model=re.sub("^mlp[ _-]*", "mlp-", settings.model.lower()))
-    widths = (cifar10.PIXELS, *hidden_widths(settings.model), CIFAR_CLASSES)
+    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
+        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
+    model = settings.model.lower()
+    widths = (cifar10.PIXELS, *hidden_widths(model), cifar10.CLASSES)
     parameters, flops = mlp_counts(widths, settings.phase)
-    data = cifar10.choose(settings.data)
+    data = settings.data or "cifar10"
+    if data == "cifar10":
+        cifar10.load()  # to find that there is no network before anything is measured
     return Workload(
         name="mlp",
-        model=settings.model,
+        model=model,
         unit="images",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(cifar10.make_batches, data),
@@ -38,8 +39,8 @@ def mlp_workload(settings):
         sizes=widths,
         parameters=parameters,
         flops_per_item=flops,
-        item_bytes=4 * cifar10.PIXELS,  # float32
-        columns={"image_size": CIFAR_SIDE, "data": data},
+        batch_bytes=settings.batch_size * 4 * cifar10.PIXELS,  # float32
+        columns={"image_size": cifar10.SIDE, "data": data},
         dataset=functools.partial(cifar10.dataset, data, settings.seed),
     )
 

@@ -130,9 +130,6 @@ def measure_peak(sweep: Sweep, best):
 def measure_others(sweep: Sweep, works, tflops=None):
     """Measure some operators, (Workload, precision), one after the other, until one fails or would take too long."""
     for workload, precision in works:
-        work = {"model": workload.model, "precision": precision, "matrix_size": workload.columns.get("matrix_size")}
-        if workload.model == "matmul" and any(work.items() <= row.items() for row in sweep.rows):
-            continue  # it was among SIZES and PRECISION
         if sweep.skips(workload, precision, tflops):
             return
         row = sweep.measure_operator(workload, precision)

@@ -16,8 +16,6 @@ from bench.run import benchmark
 from bench.workloads import data
 from bench.workloads.workload import Workload, find_model, flops_of_phase
 
-COMPARED_LENGTH = 64  # of sequences that are compared with the CPU if it is too slow for longer ones
-
 
 @dataclass(frozen=True)
 class Encoder:
@@ -55,20 +53,16 @@ def transformer_workload(settings):
     length = settings.sequence_length
     encoder = replace(ENCODERS[model], sequence_length=length)
     parameters, flops = encoder_counts(encoder, settings.phase)
-    make_batches = functools.partial(data.labelled_batches, encoder.vocab_size, encoder.labels)
-    has_one_length = settings.framework in ("tensorflow", "jax")  # Keras's models
     return Workload(
         name="transformer",
         model=model,
         unit="sequences",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(make_batches, length),
-        make_checked=None if has_one_length else functools.partial(make_batches, min(length, COMPARED_LENGTH)),
+        make_batches=functools.partial(data.labelled_batches, encoder.vocab_size, encoder.labels, length),
         loss="cross_entropy",
         sizes=encoder,
         parameters=parameters,
         flops_per_item=flops,
-        item_bytes=8 * length,  # int64
         columns={"sequence_length": length, "data": "synthetic"},
     )
 

@@ -20,50 +20,38 @@ from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
 from tests.rows import rate, read_rows
 
-RATES = {"float32": 0.1, "bfloat16": 0.2, "float16": 0.4}  # TFLOP/s of the best matmul
-ON_CPU = sum("cpu" in line.devices for line in STANDARD_SET)
-CPU, CUDA, MPS = (Device(device, None, "2.15", 1) for device in ("cpu", "cuda", "mps"))
+CPU, CUDA, MPS = (Device(device, "chip", "2.15", 1) for device in ("cpu", "cuda", "mps"))
 NVIDIA = replace(CUDA, why_not_compiled="")
+SWEEP = "tflops", None, None
+QUICK = 1 + sum(line.is_quick for line in STANDARD_SET if "cpu" in line.devices)  # works of a quick run on a CPU
 
 
-class Children:
-    """What child processes do, and the scripts and settings of those that measured.
+@pytest.fixture
+def make_all(monkeypatch):
+    """Run a quick `make all` with fake children; returns (exit status, the works that ran, rows in the file).
 
-    Args:
-        fails: {(command, model, phase): status} of work that fails; "mistake": in the settings.
-        ends_after: the number of processes before Ctrl-C.
+    The attributes of the function are what the children do: {work: status} of work that `fails` ("mistake": in the
+    settings), the number of processes that it `ends_after` by Ctrl-C, the `device`, the `flags` of rows.
     """
 
-    def __init__(self):
-        self.asked, self.fails = [], {}
-        self.ends_after, self.device, self.flags = None, CPU, ""
-
-    def work(self, child):
-        """Measure what the environment asks for."""
+    def work(child):
         if child.finds_device:
-            threads = {"num_threads": parse_settings("tflops", child.environ).num_threads or 2}
-            child.lines.append(asdict(self.device) | threads)
+            child.lines.append(asdict(call.device))
             return
-        if len(self.asked) == self.ends_after:
+        if len(call.asked) == call.ends_after:
             raise KeyboardInterrupt
         command = Path(child.script).stem.partition("_")[0]
-        settings = parse_settings(command, child.environ).on(self.device.type)
-        self.asked.append((command, settings))
-        workload = matmul(settings.sizes[0]) if command == "tflops" else workload_of_command(command, settings)
-        cells = {"device": self.device.type} | {
-            name: getattr(self.device, name) for name in ("framework_version", "device_name")
-        }
+        settings = parse_settings(command, child.environ).on(call.device.type)
+        asked = command, settings.model, settings.phase
+        call.asked.append(asked)
+        workload = matmul(settings.sizes[0]) if asked == SWEEP else workload_of_command(command, settings)
+        cells = {name: getattr(call.device, name) for name in ("framework_version", "device_name", "num_threads")}
         cells |= work_cells(settings, workload, "device") | rate(1.0)
-        cells |= {"num_threads": settings.num_threads or 2, "flags": self.flags}
-        if command == "tflops":
-            for m, n, k in settings.sizes:
-                child.write(**cells | {"matrix_size": f"{m}x{n}x{k}", "precision": "float32"})
-            for name, tflops in RATES.items():
-                child.write(**cells | {"model": "matmul-peak", "precision": name, "tflops": tflops})
-            return
-        work = command, settings.model, settings.phase
-        failure = self.fails.get(work)
-        if failure == "mistake":
+        cells |= {"device": call.device.type, "flags": call.flags}
+        failure = call.fails.get(asked)
+        if asked == SWEEP:
+            child.write(**cells | {"model": "matmul-peak", "precision": "float32", "tflops": 0.1})
+        elif failure == "mistake":
             child.lines.append({"mistake": "it needs a package"})
         elif failure:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
@@ -72,28 +60,19 @@ class Children:
         return
         yield
 
-    def count_works(self):
-        """Count the works that were asked for, each of which has several processes."""
-        return len(set(self.asked))
+    def call(**environ):
+        for name, text in ({"QUICK": "1"} | environ).items():
+            monkeypatch.setenv(name, text)
+        call.asked = []
+        status = measure_all.main()
+        return status, call.asked, read_rows(read_settings("all").results_dir / "m.csv")
 
-
-@pytest.fixture
-def make_all(monkeypatch):
-    """Run `make all` with fake children; returns (exit status, number of works that ran now, rows in the file)."""
-    children = Children()
-    monkeypatch.setattr(process, "Child", functools.partial(FakeChild, children.work))
+    call.fails, call.ends_after, call.device, call.flags = {}, None, CPU, ""
+    monkeypatch.setattr(process, "Child", functools.partial(FakeChild, work))
     monkeypatch.setattr(results.os, "fsync", lambda _: None)  # which takes milliseconds on some disks
     monkeypatch.setattr(measure_all.card, "finish", lambda *_: [""])
+    monkeypatch.setattr(measure_all.table, "describe_set", lambda *_: "")
     monkeypatch.setenv("MACHINE", "m")
-
-    def call(**environ):
-        for name, text in environ.items():
-            monkeypatch.setenv(name, text)
-        children.asked.clear()
-        status = measure_all.main()
-        return status, children.count_works(), read_rows(read_settings("all").results_dir / "m.csv")
-
-    call.children = children
     return call
 
 
@@ -108,46 +87,31 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     assert ("smollm2-135m" in models) == ("llm" not in LACKS[framework].get("command", ()))
 
 
-def count_in_runs(rows):
-    """List how many processes each run of models has, in the order of the file."""
-    return list(
-        Counter(row["run_id"] for row in rows if row["workload"] != "matmul" and row["status"] == "ok").values()
-    )
-
-
-def plan(device, sixteen="bfloat16", *memory, **environ):
-    return [
-        each.settings
-        for each in measure_all.plan_benchmarks(read_runs("all", environ)[0], device, sixteen, *memory).values()
-    ]
+def plan(device, memory_gb):
+    planned = measure_all.plan_benchmarks(read_runs("all", {})[0], device, "bfloat16", memory_gb)
+    return [each.settings for each in planned.values()]
 
 
 def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
-    works = [{(each.model, each.phase, each.batch_size) for each in plan(MPS, "bfloat16", gb)} for gb in (16, 32)]
-    skipped = works[1] - works[0]
-    assert ("resnet50", "training", 256) in skipped
+    works = [{(each.model, each.phase, each.batch_size) for each in plan(MPS, gb)} for gb in (16, 32)]
+    assert ("resnet50", "training", 256) in works[1] - works[0]
     assert capsys.readouterr().out.count("ResNet-50 training, batch 256") == 1
 
 
-@pytest.mark.parametrize(
-    ("memory", "count", "batch"), [("8188 MiB", 0, 256), ("24564 MiB", 0, 1024), ("81559 MiB", 1, 1024)]
-)
+@pytest.mark.parametrize(("memory", "count", "batch"), [("8188 MiB", 0, 256), ("81559 MiB", 1, 1024)])
 def test_a_card_measures_what_it_can_hold(monkeypatch, memory, count, batch):
     monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
-    works = plan(NVIDIA, "bfloat16", resources.read_card_gb(), False)
+    works = plan(NVIDIA, resources.read_card_gb())
     assert sum(each.model == "qwen3-30b-a3b" for each in works) == count
     assert next(each.batch_size for each in works if each.phase == "inference") == batch
 
 
 @pytest.mark.parametrize(
-    ("device", "compiled"),
-    [(NVIDIA, 5), (CUDA, 0), (replace(CUDA, why_not_compiled="it needs cc"), 0), (MPS, 0)],
+    ("device", "compiled"), [(NVIDIA, 5), (CUDA, 0), (replace(CUDA, why_not_compiled="it needs cc"), 0), (MPS, 0)]
 )
 def test_lines_are_compiled_where_a_compiler_works(capsys, device, compiled):
-    works = plan(device)
-    assert sum(bool(each.compile) for each in works) == compiled
+    assert sum(bool(each.compile) for each in plan(device, 100)) == compiled
     assert ("it needs cc" in capsys.readouterr().out) == (device.why_not_compiled == "it needs cc")
-    assert any(each.batch_size == 64 for each in works) == (device.why_not_compiled != "it needs cc")
 
 
 @pytest.mark.parametrize(
@@ -165,53 +129,45 @@ def test_16_bits_are_those_that_are_fast(device, rates, chosen):
     assert measure_all.choose_sixteen(rows, device) == chosen
 
 
-@pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 3 * ON_CPU])
-def test_an_interruption_loses_nothing(make_all, ends_after):
-    make_all.children.ends_after = ends_after
+@pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 2 * (QUICK - 1)])
+def test_an_interruption_loses_nothing_and_each_work_has_its_processes_in_rounds(make_all, ends_after):
+    make_all.ends_after = ends_after
     with pytest.raises(KeyboardInterrupt):
-        make_all()
-    stored = read_rows(read_settings("all").results_dir / "m.csv")
-    assert sum(row["workload"] != "matmul" for row in stored) == max(0, ends_after - 1)  # each one is in results/
-    make_all.children.ends_after, before = None, make_all.children.asked.copy()
-    status, _, rows = make_all()
-    _, *works = before + make_all.children.asked
-    assert (status, works) == (0, works[: 2 * ON_CPU] * RUNS)  # in rounds
-    assert count_in_runs(rows) == [RUNS] * 2 * ON_CPU
-    assert make_all()[1] == 0  # and nothing is left
+        make_all(RUNS="3")
+    before = make_all.asked
+    make_all.ends_after = None
+    status, after, rows = make_all()
+    assert (status, before + after) == (0, [SWEEP, *(before + after)[1:QUICK] * 3])
+    counts = Counter(row["run_id"] for row in rows)
+    assert sorted(counts.values()) == [1, *[3] * (QUICK - 1)]
+    assert make_all()[1] == []  # nothing is left
 
 
 def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measured_anew(make_all, monkeypatch):
-    _, count, rows = make_all(QUICK="1")
-    assert count == 1 + sum(line.is_quick for line in STANDARD_SET if "cpu" in line.devices)
-    assert {row["precision"] for row in rows if row["model"] != "matmul-peak"} == {"float32"}
-    assert make_all(MALLOC_ARENA_MAX="1")[1] == count
-    monkeypatch.delenv("MALLOC_ARENA_MAX")
-    make_all.children.device = Device("cpu", None, "2.16", 1)
-    assert make_all()[1] == count
+    assert len(make_all()[1]) == QUICK
+    assert len(make_all(MALLOC_ARENA_MAX="1")[1]) == QUICK
+    make_all.device = Device("cpu", None, "2.16", 1)
+    assert len(make_all()[1]) == QUICK
     describe = run.environment.read_host
     monkeypatch.setattr(run.environment, "read_host", lambda machine: describe(machine) | {"commit": "other"})
-    assert make_all()[1] == count
-    make_all.children.device = CUDA
-    on_gpu = make_all()[1]
-    make_all.children.device = replace(CUDA, device_name="another card")
-    assert make_all()[1] == on_gpu == 1 + len(plan(CUDA, QUICK="1"))
-    make_all.children.device = CPU
-    assert make_all(QUICK="0")[1] == 1 + 2 * ON_CPU  # one process of a quick run is not enough
+    assert len(make_all()[1]) == QUICK
+    make_all.device = replace(CUDA, device_name="another card")
+    assert len(make_all()[1]) > 1
+    make_all.device = CPU
+    assert len(make_all(QUICK="0")[1]) == 1 + RUNS * sum("cpu" in line.devices for line in STANDARD_SET)
 
 
 def test_what_was_refused_is_left_out_of_later_rounds(make_all):
-    crash, mistake = ("llm", "smollm2-135m", "decode"), ("mlp", "mlp-5x1024", "training")
-    make_all.children.fails = {("image", "resnet50", "training"): "out_of_memory", mistake: "mistake", crash: "crashed"}
-    status, count, rows = make_all()
-    assert (status, count) == (0, 1 + 2 * ON_CPU)
-    assert len(make_all.children.asked) == 1 + 2 * ON_CPU * RUNS - 2 * (2 + 1 + 1)
-    assert sorted(row["status"] for row in rows if row["status"] != "ok") == 4 * ["crashed"] + 4 * ["out_of_memory"]
-    make_all.children.fails = {}
-    assert [make_all()[1] for _ in range(2)] == [2, 0]  # what has no row
+    make_all.fails = {("image", "resnet50", "training"): "out_of_memory", ("llm", "smollm2-135m", "decode"): "crashed"}
+    make_all.fails["mlp", "mlp-5x1024", "training"] = "mistake"
+    status, asked, rows = make_all(RUNS="3")
+    assert (status, len(asked)) == (0, 1 + 3 * (QUICK - 1) - (1 + 1 + 2))
+    assert sorted(row["status"] for row in rows if row["status"] != "ok") == 2 * ["crashed"] + 2 * ["out_of_memory"]
+    make_all.fails = {}
+    assert [len(make_all()[1]) for _ in range(2)] == [3, 0]  # what has no row
 
 
 def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):
-    make_all.children.flags = "drift contended"
-    _, count, rows = make_all()
-    assert (count, set(count_in_runs(rows))) == (1 + 2 * ON_CPU, {2 * RUNS})
-    assert make_all()[1] == 0
+    make_all.flags = "drift contended"
+    assert len(make_all()[1]) == 2 * QUICK
+    assert make_all()[1] == []

@@ -38,7 +38,7 @@ def tiny_workload(settings):
         sizes=sizes,
         parameters=1920,
         flops_per_item=3840,
-        item_bytes=4 * 3 * 8 * 8,
+        batch_bytes=settings.batch_size * 4 * 3 * 8 * 8,
         has_pipeline=True,
         columns={"image_size": 8, "data": "synthetic"},
     )
@@ -177,7 +177,7 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
     monkeypatch.setattr(child_process.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
     if not fits:
         monkeypatch.setattr(on_numpy, "open_session", pytest.fail)
-    sizes = {"item_bytes": 1000 * inputs, "resident_bytes": 10**6 * model}
+    sizes = {"batch_bytes": 8000 * inputs, "resident_bytes": 10**6 * model}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
     assert line["status"] == ("ok" if fits else "out_of_memory")
 

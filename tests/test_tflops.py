@@ -67,28 +67,18 @@ def test_the_best_size_is_measured_again_as_the_peak(sweep):
     assert "matmul-peak" not in {row["model"] for row in sweep(SIZES="32,64")[1]}  # small ones show no peak
 
 
-def test_a_precision_that_is_not_there_is_one_row(sweep):
-    status, rows, _ = sweep(fails={"tf32": "unsupported"}, PRECISION="tf32,float32")
-    refused = [(row["status"], row["note"]) for row in rows if row["precision"] == "tf32"]
-    assert (status, refused) == (0, [("unsupported", "not here")])
+def test_a_precision_that_is_not_there_is_one_row_and_a_size_that_is_refused_does_not_end_the_sweep(sweep):
+    status, rows, _ = sweep(fails={"tf32": "unsupported", 32: "wrong_output"}, PRECISION="tf32,float32")
+    found = [(row["precision"], row["matrix_size"], row["status"]) for row in rows if row["model"] == "matmul"]
+    assert (status, found[:2]) == (0, [("tf32", "32x32x32", "unsupported"), ("float32", "32x32x32", "wrong_output")])
+    assert found[2:] == [("float32", "64x64x64", "ok"), ("float32", "128x128x128", "ok")]
     assert peak_of(rows)["precision"] == "float32"
 
 
-def test_one_size_that_is_refused_does_not_end_the_sweep(sweep):
-    _, rows, _ = sweep(fails={32: "wrong_output"})
-    measured = [row["matrix_size"] for row in rows if row["model"] == "matmul" and row["status"] == "ok"]
-    assert measured == ["64x64x64", "128x128x128"]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rates", "measured"),
-    [
-        ("32,8192", {32: 1e-6, 512: 1e-6, 8192: 1.0}, [32]),
-        ("32,8192", {32: 1e-6, 512: 1.0, 8192: 2.0}, [32, 8192]),  # a tiny one does not predict a large one
-    ],
-)
-def test_what_takes_too_long_is_skipped(sweep, sizes, rates, measured):
-    _, rows, _ = sweep({"matmul": rates}, SIZES=sizes, MAX_SECONDS="3")
+@pytest.mark.parametrize(("trial", "measured"), [(1e-6, [32]), (1.0, [32, 8192])])
+def test_what_takes_too_long_is_skipped_which_a_tiny_one_does_not_predict(sweep, trial, measured):
+    rates = {32: 1e-6, 512: trial, 8192: 1.0}
+    _, rows, _ = sweep({"matmul": rates}, SIZES="32,8192", MAX_SECONDS="3")
     assert [row["matrix_size"] for row in rows if row["model"] == "matmul"] == [f"{m}x{m}x{m}" for m in measured]
 
 
@@ -101,11 +91,8 @@ def test_8_bits_are_compared_with_bfloat16(sweep):
     _, rows, _ = sweep(OPS="int8", SIZES="", PRECISION="")
     found = [(row["model"], row["precision"], row["unit"]) for row in rows]
     assert found == [("matmul-8bit", "int8", "matmuls/s"), ("matmul", "bfloat16", "matmuls/s")]
-    # What SIZES has measured is not measured again.
-    _, rows, calls = sweep({"matmul-8bit": 99.0}, OPS="matmul,int8,float8", PRECISION="bfloat16")
-    assert calls.count(("bfloat16", "matmul", 128, 0)) == 1
-    peaks = [row["tflops"] for row in rows if row["model"] == "matmul-peak"]
-    assert max(peaks) == 0.4
+    _, rows, _ = sweep({"matmul-8bit": 99.0}, OPS="matmul,int8,float8", PRECISION="bfloat16")
+    assert peak_of(rows)["tflops"] == 0.4
 
 
 def test_a_real_sweep_fills_rows(monkeypatch):

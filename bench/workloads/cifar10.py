@@ -5,8 +5,6 @@ Each image is one byte of label and 3 x 32 x 32 bytes of red, green and blue.
 """
 
 import functools
-import logging
-import math
 import sys
 import tarfile
 
@@ -14,45 +12,24 @@ import numpy as np
 import pooch
 
 from bench.settings import ROOT, SettingError
-from bench.workloads import CIFAR_CLASSES, CIFAR_SIDE, TEST_IMAGES, TRAIN_IMAGES
 from bench.workloads.data import RESIDENT_BATCHES
-
-log = logging.getLogger("bench")
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
-TIMEOUT_SECONDS = 10
-PIXELS = 3 * CIFAR_SIDE**2  # bytes of one image
+SIDE = 32
+PIXELS = 3 * SIDE**2  # bytes of one image
+CLASSES = 10
+TRAIN_IMAGES = 50_000
+TEST_IMAGES = 10_000
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("cifar-10-batches-bin/test_batch.bin",)
 
 
-@functools.cache
-def choose(data):
-    """Return the data to use, "cifar10" or "synthetic", for a value of DATA; None prefers cifar10.
-
-    Raises:
-        SettingError: DATA='cifar10' was set and CIFAR-10 is not available.
-    """
-    if data == "synthetic":
-        return data
-    try:
-        load()
-        return "cifar10"
-    except (OSError, ValueError, tarfile.TarError) as error:  # no network, a wrong MD5, a full disk
-        reason = " ".join(str(error).split())
-        if data == "cifar10":
-            raise SettingError(f"DATA='cifar10' is not available: {reason}; DATA=synthetic needs no network") from None
-        log.warning("WARNING: CIFAR-10 is not available (%s): measuring with synthetic images", reason)
-        return "synthetic"
-
-
 def make_batches(data, batch_size, seed):
     """Return RESIDENT_BATCHES pairs (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
+    shape = (RESIDENT_BATCHES, batch_size)
     images, labels = synthetic_images(RESIDENT_BATCHES * batch_size, seed) if data == "synthetic" else load()[:2]
-    random, count = np.random.default_rng(seed), RESIDENT_BATCHES * batch_size
-    passes = [random.permutation(len(images)) for _ in range(math.ceil(count / len(images)))]
-    order = np.concatenate(passes)[:count].reshape(RESIDENT_BATCHES, batch_size)
+    order = np.resize(np.random.default_rng(seed).permutation(len(images)), shape)  # repeats them if there are too few
     return [(as_floats(images[batch]), labels[batch]) for batch in order]
 
 
@@ -64,8 +41,7 @@ def dataset(data, seed):
         parts = images[:TRAIN_IMAGES], labels[:TRAIN_IMAGES], images[TRAIN_IMAGES:], labels[TRAIN_IMAGES:]
     else:
         parts = load()
-    train, train_labels, test, test_labels = parts
-    return as_floats(train), train_labels, as_floats(test), test_labels
+    return tuple(as_floats(part) if part.dtype == np.uint8 else part for part in parts)
 
 
 def as_floats(images):
@@ -75,25 +51,26 @@ def as_floats(images):
 def synthetic_images(count, seed):
     """Make seeded (images, labels), uint8 (count, 3072) and int64, with a faint pattern of each class to learn."""
     random = np.random.default_rng(seed)
-    patterns = 128 + 4 * random.standard_normal((CIFAR_CLASSES, PIXELS), dtype=np.float32)
-    labels = random.integers(CIFAR_CLASSES, size=count)
-    images = np.empty((count, PIXELS), np.uint8)
-    for start in range(0, count, 1000):  # the noise of all images at once would take gigabytes
-        part = slice(start, start + 1000)
-        noise = random.standard_normal((len(labels[part]), PIXELS), dtype=np.float32)
-        images[part] = np.clip(patterns[labels[part]] + 60 * noise, 0, 255)
-    return images, labels
+    patterns = random.integers(16, size=(CLASSES, PIXELS), dtype=np.uint8)
+    labels = random.integers(CLASSES, size=count)
+    return random.integers(240, size=(count, PIXELS), dtype=np.uint8) + patterns[labels], labels
 
 
 @functools.cache
 def load(folder=ROOT / "data", url=URL, known_hash=HASH):
     """Return (train images, train labels, test images, test labels), downloaded if they are missing.
 
-    Images are uint8 of shape (count, 3072), labels int64. Raises OSError without network, ValueError for a wrong hash.
+    Images are uint8 of shape (count, 3072), labels int64.
+
+    Raises:
+        SettingError: CIFAR-10 is not available: no network, a wrong MD5, a full disk.
     """
-    download = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT_SECONDS)
-    path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, downloader=download)
-    with tarfile.open(path, "r:gz") as archive:  # in memory, without unpacking it to disk
-        train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
+    try:
+        path = pooch.retrieve(url, known_hash, url.rpartition("/")[2], folder, progressbar=sys.stderr.isatty())
+        with tarfile.open(path, "r:gz") as archive:  # in memory, without unpacking it to disk
+            train, test = (b"".join(archive.extractfile(name).read() for name in names) for names in (TRAIN, TEST))
+    except (OSError, ValueError, tarfile.TarError) as error:
+        reason = " ".join(str(error).split())
+        raise SettingError(f"DATA='cifar10' is not available ({reason}): set DATA=synthetic") from None
     tables = [np.frombuffer(records, np.uint8).reshape(-1, 1 + PIXELS) for records in (train, test)]
     return tuple(part for table in tables for part in (table[:, 1:], table[:, 0].astype(np.int64)))

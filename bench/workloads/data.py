@@ -49,14 +49,11 @@ def operand_sets(shapes, sets, precision, seed):
 
 
 def image_batches(sizes, batch_size, seed):
-    """Make seeded batches of normal noise with a brightness and a colour of each image, as photographs have.
+    """Yield seeded (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
 
-    All values together have mean 0 and variance 1, as normalised photographs. Zeros would run faster and draw less
-    power. In a large batch the noise repeats, at other places of each image, because 1,024 images of 224 pixels would
-    take three seconds. Outputs for images of pure noise would hardly differ, by 2 % in a ResNet-50.
-
-    Yields:
-        (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
+    Images are normal noise with a brightness and a colour of each, of mean 0 and variance 1, as normalised photographs.
+    Zeros would run faster and draw less power; outputs for pure noise would hardly differ, by 2 % in a ResNet-50. In a
+    large batch the noise repeats, at other places of each image, because drawing it would take seconds.
     """
     random = np.random.default_rng(seed)
     shape = (batch_size, 3, sizes.side, sizes.side)
@@ -76,13 +73,13 @@ def token_batches(vocab_size, length, batch_size, seed):
 
 
 def shifted_batches(vocab_size, length, batch_size, seed):
-    """Make seeded batches of random tokens: [(ids, the token after each)], int64 of shape (batch_size, length)."""
+    """Make such batches for a language model: [(ids, the token after each)]."""
     drawn = token_batches(vocab_size, length + 1, batch_size, seed)
     return [(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])) for (ids,) in drawn]
 
 
 def labelled_batches(vocab_size, classes, length, batch_size, seed):
-    """Make seeded batches of random tokens: [(ids, labels)], int64 of shapes (batch_size, length), (batch_size,)."""
+    """Make such batches for a classifier: [(ids, labels)]."""
     random = np.random.default_rng(seed)
     drawn = token_batches(vocab_size, length, batch_size, seed)
     return [(ids, random.integers(classes, size=batch_size)) for (ids,) in drawn]
@@ -97,12 +94,11 @@ def noise_batches(denoiser, batch_size, seed):
     """
     random = np.random.default_rng(seed)
     side = denoiser.image_size // denoiser.pixels
-    channels = denoiser.config["in_channels"]
+    shape = (denoiser.config["in_channels"], side, side)
     conditions = denoiser.conditions.values()
-    shape = (channels, side, side)
     places = []
     if denoiser.takes_tokens:
-        shape = (side * side, channels)
+        shape = (side * side, shape[0])
         ((tokens, _),) = conditions
         places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
         places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T

@@ -12,7 +12,7 @@ from bench.workloads.workload import Workload
 CACHE_BYTES = 2**29
 MIN_SETS = 2
 MAX_SETS = 16
-SAMPLES = 64  # output entries that are compared with float64
+SAMPLES = 64  # values of an output that are compared with exact ones
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = ("int8", "float8_e4m3")  # precisions of matmul_of_bytes()
 CONVOLUTION = {"name": "convolution", "has_convolutions": True}
@@ -51,12 +51,8 @@ def matmul(size):
 def matmul_of_bytes(precision, size):
     """Build a matmul of 8-bit values; the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-
-    def samples(operands):
-        a, weights = operands
-        return sample_matmul((a, weights.T))
-
-    return operator("matmul-8bit", ((m, k), (n, k)), samples, product=size, precision=precision)
+    shapes = (m, k), (n, k)
+    return operator("matmul-8bit", shapes, lambda x: sample_matmul((x[0], x[1].T)), product=size, precision=precision)
 
 
 def convolution_1x1(size):
@@ -83,8 +79,8 @@ def bandwidth(model, formula):
 
     def samples(operands):
         *inputs, output = operands
-        (indices,) = random_indices(output.shape)
-        return (indices,), formula(*(x[indices].astype(np.float64) for x in inputs))
+        places = random_indices(len(output))
+        return places, formula(*(x[places].astype(np.float64) for x in inputs))
 
     step = {"unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
     return operator(model, ((COPY_NUMBERS,),) * arrays, samples, name="bandwidth", **step)
@@ -105,31 +101,26 @@ def list_others(device, side):
     }
 
 
-# Expected values, in float64 or int64, at random indices of the output, which are checked before anything is timed.
-
-
-def random_indices(shape):
-    return tuple(np.random.default_rng(0).integers(side, size=SAMPLES) for side in shape)
+def random_indices(*sides):
+    """Draw the places of an output of these sides at which its values are compared with exact ones."""
+    return tuple(np.random.default_rng(0).integers(side, size=SAMPLES) for side in sides)
 
 
 def sample_matmul(operands):
-    """Return (indices, values) of a matmul; of integers the values are int64."""
+    """Return (indices, values) of a matmul, in float64; of integers the values are int64."""
     a, b = operands
-    indices = random_indices((len(a), b.shape[1]))
+    rows, columns = random_indices(len(a), b.shape[1])
     wide = np.int64 if a.dtype == np.int8 else np.float64
-    rows_of_a = a[indices[0]].astype(wide)
-    columns_of_b = b[:, indices[1]].T.astype(wide)
-    return indices, np.einsum("sk,sk->s", rows_of_a, columns_of_b)
+    return (rows, columns), np.einsum("sk,sk->s", a[rows].astype(wide), b[:, columns].T.astype(wide))
 
 
 def sample_convolution(operands):
-    """Return (indices, values) of a convolution with stride 1 and zero padding that keeps the image size."""
+    """Return (indices, values) of a convolution with stride 1 that keeps the image size, without places at its edge."""
     x, kernel = operands
-    reach = kernel.shape[-1] // 2
-    indices = random_indices((len(x), len(kernel), *x.shape[2:]))
-    values = []
-    for image, channel, row, column in zip(*indices, strict=True):
-        padded = np.pad(x[image], ((0, 0), (reach, reach), (reach, reach))) if reach else x[image]
-        pixels = padded[:, row : row + 2 * reach + 1, column : column + 2 * reach + 1]
-        values.append(np.sum(pixels.astype(np.float64) * kernel[channel]))
-    return indices, np.array(values)
+    size = kernel.shape[-1]
+    images, channels, tops, lefts = random_indices(len(x), len(kernel), *(side - size + 1 for side in x.shape[2:]))
+    values = [
+        np.sum(x[image, :, top : top + size, left : left + size].astype(np.float64) * kernel[channel])
+        for image, channel, top, left in zip(images, channels, tops, lefts, strict=True)
+    ]
+    return (images, channels, tops + size // 2, lefts + size // 2), np.array(values)

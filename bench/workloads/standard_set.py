@@ -6,18 +6,13 @@ of the ancestors (docs/published.md) and 256.
 
 from dataclasses import dataclass
 
-# Fresh processes for each line below and each precision, unless RUNS is set; with QUICK=1 one. The range of three
-# covers the median of all processes with a probability of 75 %. Five (94 %) would take too long on two CPU cores.
+# Fresh processes for each line and precision. The range of three covers the median of all processes with a probability
+# of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
 # By "cpu" or "gpu". A size that would take too long is skipped.
 PEAKS = {
     "cpu": {"SIZES": "1024,2048,4096,8192", "PRECISION": "float32,bfloat16"},
-    "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16"},
-}
-PEAKS["gpu"]["OPS"] = "matmul,bandwidth,float8"
-QUICK_PEAKS = {
-    "cpu": PEAKS["cpu"] | {"SIZES": "1024,4096", "MAX_SECONDS": "0.5"},
-    "gpu": PEAKS["gpu"] | {"SIZES": "4096", "MAX_SECONDS": "0.5"},
+    "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16", "OPS": "matmul,bandwidth,float8"},
 }
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
@@ -51,11 +46,7 @@ class Line:
         return not names.isdisjoint(self.devices) and framework in (self.frameworks or (framework,))
 
     def list_precisions(self, device, sixteen):
-        """List the precisions in which a device measures it.
-
-        Args:
-            sixteen: the precision of 16 bits that is fast on the device; "" if none is.
-        """
+        """List the precisions in which a device measures it; `sixteen` is its fast one of 16 bits, "" if none is."""
         has_float32 = device in ("cpu", "mps") or not sixteen or self.precisions == ("float32",)
         chosen = {"float32": "float32" if has_float32 else "", SIXTEEN_BITS: sixteen}
         return [chosen[name] for name in self.precisions if chosen[name]]
@@ -70,11 +61,7 @@ class Line:
         return self.needs[-1 if is_shared and precision == "float32" else is_shared]
 
     def environ(self, device, framework, precision, compiles):
-        """Return the environment of a run of it.
-
-        Args:
-            compiles: whether the device is one on which the set compiles.
-        """
+        """Return the environment of a run of it; `compiles`: on a device on which the set compiles."""
         environ = {"MODEL": self.model, "PHASE": self.phase, "BATCH_SIZE": str(self.batch_size)}
         if self.workload == "mlp":
             environ["DATA"] = "synthetic"

@@ -1,6 +1,5 @@
 """Workload: a script describes its work in this record, and a framework builds the model from it."""
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,6 @@ LORA_SCALE = 2.0  # alpha / rank, so alpha = 2 x rank
 BYTES = {"float64": 8, "float32": 4, "tf32": 4, "float16": 2, "bfloat16": 2}  # size of a number in each precision
 BYTES |= {"mixed_float16": 4, "mixed_bfloat16": 4}  # size of a weight
 # (bottleneck blocks, not pairs of 3 x 3 convolutions; blocks in each of the four stages): He et al. 2015, table 1.
-# For the frameworks that build them layer by layer.
 RESNETS = {
     "resnet18": (False, (2, 2, 2, 2)),
     "resnet34": (False, (3, 4, 6, 3)),
@@ -44,18 +42,12 @@ class Workload:
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     has_convolutions: bool = False  # then their precision is measured too
     has_pipeline: bool = False  # then batches also come from JPEG files: SCOPE
-    item_bytes: int = 0  # bytes of the inputs of one item; 0 if they are small
+    batch_bytes: int = 0  # bytes of the inputs of a batch; 0 if they are small
     resident_bytes: int = 0  # operands, or a language model's weights, and its cache or gradients and optimizer
     bytes_per_step: int | None = None  # read from memory, without a model's weights; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
-    # () -> (train inputs, train labels, test inputs, test labels) of a classifier; None: it cannot train epochs
-    dataset: Callable[[], tuple] | None = None
-    # operators only: (operands) -> (indices into the output, float64 values there)
-    samples: Callable[[tuple], tuple] | None = None
-
-    @property
-    def batch_bytes(self):
-        return self.items_per_step * self.item_bytes
+    dataset: Callable[[], tuple] | None = None  # () -> (train inputs, their labels, test inputs, their labels)
+    samples: Callable[[tuple], tuple] | None = None  # of an operator: (operands) -> (indices into its output, values)
 
     def inputs_of(self, batch):
         """Return the model's inputs of a batch, which also has a target if there is a loss."""
@@ -86,27 +78,11 @@ MODELS = {
 }
 
 
-def find_model(asked, models, has_others=False):
-    """Return the name of a model that may be written differently, as ResNet-50: its letters and digits have to agree.
-
-    Args:
-        models: the known names.
-        has_others: whether a framework may have other models; a name that resembles no known one is then kept.
-
-    Raises:
-        SettingError: an unknown name.
-    """
-    for name in models:
-        if letters_of(asked) in (letters_of(name), letters_of(MODELS.get(name, name))):
-            return name
-    near = difflib.get_close_matches(asked.lower(), models, n=3, cutoff=0.8)
-    if has_others and not near:
-        return asked
-    raise SettingError(f"MODEL={asked!r} is not a known model: set one of {', '.join(near or models)}")
-
-
-def letters_of(name):
-    return "".join(filter(str.isalnum, name.lower()))
+def find_model(asked, models):
+    """Return the name of a model, one of `models`, in lower case; raises SettingError for an unknown one."""
+    if asked.lower() not in models:
+        raise SettingError(f"MODEL={asked!r} is not a known model: set one of {', '.join(models)}")
+    return asked.lower()
 
 
 def flops_of_phase(phase, forward, backward):
@@ -115,5 +91,5 @@ def flops_of_phase(phase, forward, backward):
     A backward pass costs twice the forward pass, for the gradients of the weights and of each layer's inputs. A layer
     that reads the data needs no gradient of its inputs, so it counts once.
     """
-    by_phase = {"inference": forward, "forward": forward, "backward": backward, "training": forward + backward}
-    return by_phase.get(phase)
+    by_phase = dict.fromkeys(("inference", "prefill", "decode", "forward"), forward)
+    return (by_phase | {"backward": backward, "training": forward + backward}).get(phase)

@@ -28,30 +28,25 @@ def test_parameters_equal_published_ones(model, published):
 
 @pytest.mark.parametrize("model", DECODERS)
 def test_a_prompt_takes_the_flops_of_its_tokens_one_by_one_and_the_backward_pass_twice_these(model):
-    decoder = DECODERS[model]
-    output = 2 * decoder.vocab_size * decoder.hidden_size
-    singly = [llm_benchmark.forward_flops(decoder, 1, depth) - output for depth in range(7)]
-    assert llm_benchmark.forward_flops(decoder, 7) == sum(singly) + output
-    assert llm_benchmark.forward_flops(decoder, 7, logits=7) == sum(singly) + 7 * output
-    assert llm_benchmark.forward_flops(decoder, 7, 3, logits=7) == sum(
-        llm_benchmark.forward_flops(decoder, 1, depth) for depth in range(3, 10)
-    )
-    forward, backward = llm_benchmark.training_flops(decoder, 7)
-    assert (forward, backward) == (sum(singly) + 7 * output, 2 * forward)
+    count = functools.partial(llm_benchmark.count_flops, DECODERS[model])
+    output = 2 * DECODERS[model].vocab_size * DECODERS[model].hidden_size
+    singly = [count(1, depth)[0] for depth in range(10)]
+    assert count(7)[0] == sum(singly[:7]) - 6 * output
+    assert count(7, logits=7) == (sum(singly[:7]), 2 * sum(singly[:7]))
+    assert count(7, 3, logits=7)[0] == sum(singly[3:])
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tokens_of_cache"),
+    ("sequences", "depth", "new", "precision", "tokens_of_cache"),
     [
-        (("1", "0", "1", "bfloat16"), 1),
-        (("4", "0", "1", "bfloat16"), 4),
-        (("1", "10", "3", "bfloat16"), 12),  # 10, 11 and 12 before the new one, which is read too
-        (("1", "0", "1", "float32"), 2),  # of twice the bytes
+        (4, 0, 1, "bfloat16", 4),
+        (1, 10, 3, "bfloat16", 12),  # 10, 11 and 12 before the new one, which is read too
+        (1, 0, 1, "float32", 2),  # of twice the bytes
     ],
 )
-def test_a_decode_step_reads_the_cache_of_every_sequence(sizes, tokens_of_cache):
-    names = ("BATCH_SIZE", "DEPTH", "NEW_TOKENS", "PRECISION")
-    decode = describe(MODEL="llama-3.2-1b", PHASE="decode", **dict(zip(names, sizes, strict=True)))
+def test_a_decode_step_reads_the_cache_of_every_sequence(sequences, depth, new, precision, tokens_of_cache):
+    sizes = {"BATCH_SIZE": str(sequences), "DEPTH": str(depth), "NEW_TOKENS": str(new), "PRECISION": precision}
+    decode = describe(MODEL="llama-3.2-1b", PHASE="decode", **sizes)
     assert decode.bytes_per_step == tokens_of_cache * 2**15  # 32 KiB a token, as its model card's 131,072 / 4
 
 
@@ -70,14 +65,14 @@ def test_a_mixture_of_experts_uses_its_published_active_parameters_and_is_not_tr
         describe(MODEL="qwen3-30b-a3b", PHASE="training")
 
 
-def test_the_script_describes_its_workloads():
+def test_a_step_has_the_tokens_of_its_sequences():
     prefill = describe(PHASE="prefill", BATCH_SIZE="3", PROMPT_TOKENS="5")
     assert (prefill.unit, prefill.items_per_step, prefill.bytes_per_step) == ("tokens", 15, None)
     ((ids,), *_) = batches = prefill.make_batches(3, seed=0)
     assert (len(batches), ids.shape) == (4, (3, 5))
     assert 1 <= ids.min() <= ids.max() < 49_152
     decode = describe(PHASE="decode", BATCH_SIZE="3", DEPTH="4", NEW_TOKENS="2")
-    assert (decode.unit, decode.items_per_step) == ("tokens", 3)
+    assert decode.items_per_step == 3
     assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
     cache = 6 * 2 * 30 * 3 * 64 * 4  # tokens, keys and values, layers, heads, their size, bytes
     assert decode.resident_bytes == 4 * 134_515_008 + 3 * cache

@@ -73,21 +73,17 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
     assert wrong or "float64's by 1.0e-02" in str(error.value)
 
 
-def rounded_to(bits):
+@pytest.mark.parametrize("bits", [8, 11])
+def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch, bits):
     def short(x):
         mantissa, exponent = torch.frexp(x)
         return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
 
-    return lambda right: lambda a, b: right(a, b) if len(a) == 1024 else right(short(a), short(b))  # a probe has 1024
-
-
-@pytest.mark.parametrize("bits", [8, 11])
-def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch, bits):
     right = on_torch.OPERATORS["matmul"]
-    monkeypatch.setitem(on_torch.OPERATORS, "matmul", rounded_to(bits)(right))
-    with pytest.raises(MeasurementError, match="the output differs") as error:
+    wrong = lambda a, b: right(a, b) if len(a) == 1024 else right(short(a), short(b))  # noqa: E731  # a probe has 1024
+    monkeypatch.setitem(on_torch.OPERATORS, "matmul", wrong)
+    with pytest.raises(MeasurementError, match="the output differs"):
         measure_and_check(open_session(operators.matmul((32, 48, 64))))
-    assert error.value.status == "wrong_output"
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,11 @@
 """Names, batches, parameters and FLOPs of images, MLPs, encoders and diffusion models, against published figures."""
 
-import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError
 from bench.workloads import data
 from bench.workloads.standard_set import STANDARD_SET
 from diffusion_benchmark import DENOISERS
@@ -15,20 +14,9 @@ from tests.fakes import describe
 from transformer_benchmark import ENCODERS, encoder_counts
 
 
-@pytest.mark.parametrize(
-    ("command", "asked", "model"),
-    [
-        ("image", "ResNet-50", "resnet50"),
-        ("image", "RegNet_Y_16GF", "regnet_y_16gf"),
-        ("image", "a-new-model", "a-new-model"),  # which a framework may have
-        ("transformer", "BERT-large", "bert-large"),
-        ("mlp", "MLP 5x1024", "mlp-5x1024"),
-        ("llm", "Llama-3.2-1B", "llama-3.2-1b"),
-        ("diffusion", "Stable Diffusion 1.5", "sd-1.5"),
-    ],
-)
-def test_a_model_has_the_name_that_pages_print_too(command, asked, model):
-    assert describe(command, MODEL=asked).model == model
+def test_a_model_may_be_written_in_capitals_and_a_framework_may_have_other_image_models():
+    asked = {"image": "A-new-model", "transformer": "BERT-large", "llm": "Llama-3.2-1B", "diffusion": "SDXL"}
+    assert all(describe(command, MODEL=model).model == model.lower() for command, model in asked.items())
 
 
 @pytest.mark.parametrize(
@@ -40,9 +28,10 @@ def test_an_unknown_model_is_refused_with_known_ones(command, model, known):
         describe(command, MODEL=model)
 
 
-def test_the_parameters_of_a_vision_transformer_are_known_for_one_size():
+def test_parameters_and_flops_of_an_image_model_are_known_for_one_size():
     sizes = [describe("image", MODEL="vit_b_16", IMAGE_SIZE=side) for side in ("224", "256")]
     assert [workload.parameters for workload in sizes] == [86_567_656, None]
+    assert (sizes[0].flops_per_item, sizes[1].flops_per_item) == (pytest.approx(3.5e10, rel=0.03), None)
 
 
 def test_images_have_a_brightness_and_a_colour_and_all_together_mean_0_and_variance_1():
@@ -54,14 +43,11 @@ def test_images_have_a_brightness_and_a_colour_and_all_together_mean_0_and_varia
     assert (images - colours[:, :, None, None]).var() == pytest.approx(0.5, abs=0.01)
 
 
-def test_an_mlp_name_gives_its_layers():
+def test_an_mlp_name_gives_its_layers_and_counts_equal_published_ones():
     widths = {"mlp-5x1024": (1024,) * 5, "mlp-3000-1000": (3000, 1000), "mlp-7": (7,)}
     assert {name: hidden_widths(name) for name in widths} == widths
     with pytest.raises(SettingError):
         hidden_widths("mlp-1001x8")
-
-
-def test_mlp_counts_equal_published_ones():
     parameters, flops = mlp_counts((3072, 3000, 1000, 10), "inference")
     assert parameters == 12_230_010  # 9,219,000 + 3,001,000 + 10,010
     assert flops == 2 * (3072 * 3000 + 3000 * 1000 + 1000 * 10)
@@ -105,8 +91,7 @@ def test_tokens_of_flux_know_their_place():
     assert prompt.shape == (2, 512, 7680)
     assert places[1].tolist() == [[0, row, column, 0] for row in range(4) for column in range(4)]
     assert numbers[1].tolist() == [[0, 0, 0, number] for number in range(512)]
-    for thousandths in 1000 * times:  # bfloat16 has 8 significant bits
-        assert math.frexp(thousandths)[0] * 2**8 % 1 == 0
+    assert set(times) <= {1, 0.5, 0.25, 0.125}  # which 16 bits do not change
 
 
 def test_flops_of_a_diffusion_model_are_those_of_the_published_size():
@@ -121,10 +106,5 @@ def test_flops_of_a_diffusion_model_are_those_of_the_published_size():
     assert training.resident_bytes == 4 * inference.resident_bytes  # gradients, two of AdamW
 
 
-@pytest.mark.parametrize("framework", ["torch", "mlx"])
-def test_the_set_fine_tunes_on_gpus_in_16_bits_and_names_the_memory_that_it_shares(framework):
-    (line,) = (line for line in STANDARD_SET if "LoRA" in line.title)
-    environ = line.environ("mps", framework, "bfloat16", compiles=False)
-    settings = read_settings(line.workload, {"FRAMEWORK": framework} | environ)
-    assert (settings.phase, settings.lora_rank, settings.precision) == ("training", 8, "bfloat16")
+def test_the_set_names_the_memory_that_each_line_takes_on_a_gpu_that_shares_it():
     assert all(line.needs[1] for line in STANDARD_SET if "cpu" not in line.devices and line.workload != "mlp")
