@@ -251,16 +251,15 @@ class Measurer:
 
 
 def warn_of_device(settings, device):
-    """Warn if a GPU is missing, if another one may be faster than the device, or if its start is slow."""
+    """Warn if a GPU is missing, or if the start of the device is slow."""
     if device.type == "cpu" and settings.use_gpu is not False:
         why = environment.explain_missing_gpu(settings.framework)
         if settings.use_gpu:
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
-    for warning in (environment.explain_choice(device.device_name), device.note):
-        if warning and not ranks.read_ranks().are_many:
-            log.warning("WARNING: %s", warning)
+    if device.note and not ranks.read_ranks().are_many:
+        log.warning("WARNING: %s", device.note)
 
 
 def measure_workload(measurer: Measurer, make_workload):

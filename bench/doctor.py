@@ -85,7 +85,7 @@ def report_framework(name):
     may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
     compiler = environment.explain_missing_compiler() if name == "torch" else ""
-    notes = missing, environment.explain_choice(device.device_name), device.note, compiler
+    notes = missing, device.note, compiler
     show(name, "--" if missing else "ok", "; ".join(filter(None, [works, *notes])))
     return 0
 
