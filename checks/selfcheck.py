@@ -97,7 +97,7 @@ def checks_of_torch(tokens=64):
 
 def main():
     """Compare with the loops of FRAMEWORK; return the exit status, 1 if a rate differs."""
-    name = read_settings("image").framework
+    name = read_settings("selfcheck").framework
     frameworks.load(name)  # first: it sets Keras's backend
     checks = checks_of_torch if name == "torch" else importlib.import_module(f"checks.by_hand_{name}").checks
     return 0 if all(list(checks())) else 1

@@ -43,7 +43,6 @@ MAKES = [name for name in ("make", os.environ.get("OLD_MAKE")) if name]  # OLD_M
         ("iamge", "iamge"),
         ("tests", "tests"),  # a folder
         ("image MODEL=resnet50 resnet18", "resnet18"),
-        ("help MODEL resnet18", "MODEL"),
         ("compare nvidia-h200 amd-epyc-25-17-2-cores", "nvidia-h200"),
     ],
 )
