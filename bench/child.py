@@ -265,8 +265,6 @@ def warn_of_device(settings, device):
 def measure_workload(measurer: Measurer, make_workload):
     """Measure each scope that the settings ask for, up to the first failure."""
     settings, group = measurer.settings, measurer.group
-    if measurer.instruments.why_no_energy:
-        log.info("power and energy are not measured: %s", measurer.instruments.why_no_energy)
     workload = make_workload(settings)
     if workload.has_pipeline:
         settings = replace(settings, num_workers=choose_workers(settings, workload, group))

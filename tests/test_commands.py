@@ -88,14 +88,6 @@ def test_a_python_without_packages_is_one_line(script):
     assert (out, len(err.splitlines()), "make image" in err) == ("", 1, True), err
 
 
-def test_packages_that_pythonpath_replaces_are_told(tmp_path):
-    (tmp_path / "numpy").mkdir()
-    (tmp_path / "numpy/__init__.py").touch()
-    environ = SMALL | {"PYTHONPATH": str(tmp_path)}
-    status, _, err = call(sys.executable, "mlp_benchmark.py", **environ | {"MODEL": "mlp-64"})
-    assert (status, f"PYTHONPATH='{tmp_path}'" in err.splitlines()[-1]) == (2, True), err
-
-
 def has_worker(processes):
     """Whether these are a child and its worker, without the resource tracker and a Mac's caffeinate."""
     with suppress(psutil.Error):  # one that has just ended

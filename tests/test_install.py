@@ -88,8 +88,7 @@ def install(tmp_path):
         path.write_text(text)
         path.chmod(0o755)
 
-    def call(file=TORCH, cards="", refuses="nothing", cause="", python="", displays=(), **given):
-        python_of_it = {"built_for": given.pop("built_for", "cuda"), "is_x86_on_mac": given.pop("is_x86_on_mac", 0)}
+    def call(file=TORCH, cards="", refuses="nothing", cause="", python="", displays=(), built_for="cuda", **given):
         for slot, vendor in displays:
             (tmp_path / "pci" / slot).mkdir(parents=True)
             (tmp_path / "pci" / slot / "class").write_text("0x030000\n")
@@ -100,7 +99,7 @@ def install(tmp_path):
         write("../uv" if "pip" in given else "uv", UV.format(refuses=refuses, cause=cause, python=python))
         for name in given.keys() & {"nvidia-smi", "rocm_agent_enumerator", "python3", "pip"}:
             write(name, given.pop(name))
-        write("../fake_python", PYTHON.format(**python_of_it))
+        write("../fake_python", PYTHON.format(built_for=built_for, is_x86_on_mac=given.pop("is_x86_on_mac", 0)))
         (tmp_path / "asked").touch()
         command = ["sh", "install.sh", file, ".venv"]
         environ = {"PATH": str(tmp_path / "bin")} | given

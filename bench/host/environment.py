@@ -95,9 +95,8 @@ def explain_missing_compiler():
 def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        if framework == "jax":
-            return "jax does not support the GPU of a Mac, but FRAMEWORK=mlx does"
-        return f"{framework} needs macOS 15 or newer for the GPU: `make clean`, then make again, or set FRAMEWORK=mlx"
+        fix = "set FRAMEWORK=mlx, or with torch or tensorflow and macOS 15 or newer `make clean`, then make again"
+        return f"{framework} does not find the GPU: {fix}"
     if list_cards():
         # On a login node, or without the driver, `make` has installed a build for the CPU.
         fix = "unset CUDA_VISIBLE_DEVICES, update the driver, or `make clean` and make again on this machine"

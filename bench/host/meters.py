@@ -43,14 +43,11 @@ def process_peak_bytes():
 
 
 def reset_process_peak():
-    """Return kept memory and reset the peak on Linux; elsewhere it covers the life of the process.
-
-    See proc_pid_clear_refs(5) and malloc_trim(3).
-    """
+    """Return kept memory and reset the peak on Linux; elsewhere it covers the life of the process."""
     with suppress(AttributeError, OSError, TypeError):  # another library
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5)
 
 
 def count_swapped():
@@ -94,7 +91,6 @@ class Instruments:
 
     counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat
-    why_no_energy: str = ""  # why there is no counter, and how to get one
 
     @property
     def least_seconds(self):
@@ -205,7 +201,8 @@ def read_thermal_pressure():
 
 
 def open_instruments(device, device_name):
-    """Return the Instruments of a device ("cpu", "cuda", "mps" ...)."""
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...); log why energy cannot be measured."""
+    counter = None
     read = read_thermal_pressure if sys.platform == "darwin" else dict
     try:
         if device == "cuda":
@@ -213,9 +210,9 @@ def open_instruments(device, device_name):
             read = counter.read  # also of a card without an energy counter
         elif sys.platform == "darwin":
             counter = AppleChip(device_name)
-        else:
-            raise OSError(f"no energy counter is known for {device_name or device}")
-        counter.joules()
+        if counter:
+            counter.joules()
     except Exception as error:  # drivers and kernels fail in many ways
-        return Instruments(None, read, process.explain(error) or type(error).__name__)
+        log.info("power and energy are not measured: %s", process.explain(error) or type(error).__name__)
+        counter = None
     return Instruments(counter, read)
