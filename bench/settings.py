@@ -20,8 +20,7 @@ SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
-# What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
-# from JPEG files; both together. Rows also have "epoch" and "sustained".
+# The model with batches on the device; the pipeline of JPEG files alone; both. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
@@ -41,8 +40,7 @@ def unmixed(precision):
     return precision.removeprefix("mixed_")
 
 
-# Values in the tables of what is refused.
-ANY = ()  # each except None and 0
+ANY = ()  # values in the tables of what is refused: each except None and 0
 MANY = ("all", *range(2, 10_000))  # devices
 FILES = ("input", "end_to_end")  # scopes with an input pipeline
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
@@ -111,9 +109,7 @@ def parse(kind, text):
 
 
 def device_count(text):
-    if not re.fullmatch("[1-9][0-9]{0,3}|all", text.lower()):
-        raise ValueError("a whole number from 1 to 9999, or all")
-    return "all" if text.lower() == "all" else int(text)
+    return "all" if text.lower() == "all" else parse(range(1, 10_000), text)
 
 
 def positive_time(text):

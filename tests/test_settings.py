@@ -59,7 +59,7 @@ def test_what_users_type_becomes_values(command, environ, values):
     [
         ("llm", "BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,x", "8 16"], "whole number"),
         ("llm", "BATCH_SIZE", ["", "1,,4", "4,"], "filled in"),
-        ("llm", "NUM_DEVICES", ["0", "two"], "or all"),
+        ("llm", "NUM_DEVICES", ["0", "two"], "from 1 to 9999"),
         ("llm", "RUNS", ["0", "two", "1,2"], "from 1 to 1000"),
         ("llm", "MAX_SECONDS", ["nan", "0", "inf"], "decimals follow a point"),
         ("llm", "MACHINE", ["..", "published"], "letters"),
