@@ -21,17 +21,8 @@ $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; set
 # bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
 FRAMEWORK_NAMES := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr 'A-Z,' 'a-z\n' | \
     tr -cd 'a-z\n' | sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
-# What a command that only reads results would ignore, if it is alone: `make all plot MACHINE=x` uses it.
-READER := $(if $(word 2,$(MAKECMDGOALS)),,$(filter plot compare submit,$(MAKECMDGOALS)))
-IGNORED_plot := A B MACHINE MODEL
-IGNORED_compare := MACHINE MODEL
-IGNORED_submit := A B MODEL
-$(foreach name,$(if $(READER),$(IGNORED_$(READER))),$(if $(filter command,$(firstword $(origin $(name)))),\
-    $(error $(name)='$(value $(name))' is not used in `make $(READER)`: leave it out)))
 OTHER_FRAMEWORKS := tensorflow jax mlx
 ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAMES)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAMES))
-$(if $(and $(word 2,$(FRAMEWORK_NAMES)),$(filter all best plot compare submit test selfcheck,$(MAKECMDGOALS))),\
-    $(error FRAMEWORK='$(value FRAMEWORK)' must be a single one here: set FRAMEWORK=$(firstword $(FRAMEWORK_NAMES))))
 IS_MAC := $(filter Darwin,$(shell uname -s))
 # The environment of a framework is .venv. On Linux those of the others are .venv-jax ..., as requirements-cuda.txt explains.
 venv_of = .venv$(if $(IS_MAC),,$(addprefix -,$(filter $(1),$(OTHER_FRAMEWORKS))))
@@ -63,14 +54,14 @@ any_python = $(find_python); \
     echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
 
 help: ## show this list
-	@awk -F ':.*## ' '/^## / { print "\n" substr($$0, 4) } \
-	    /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
-	@echo
-	@echo 'Settings (BATCH_SIZE=1,8 make image), which `make settings` explains:'
-	@awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 78 | sed 's/^ */  /'
+	@{ awk -F ':.*## ' '/^## / { print "\n" substr($$0, 4) } \
+	    /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile; \
+	    echo; echo 'Settings (BATCH_SIZE=1,8 make image), which `make settings` explains:'; \
+	    awk -F ' *[|] *' '/^[|] [A-Z]/ { printf " %s", $$2 } END { print "" }' docs/settings.md | fold -s -w 78 | \
+	    sed 's/^ */  /'; } | cat || :  # as in `make help | head -1`
 
 settings: ## every setting, with its meaning and its default
-	@cat docs/settings.md
+	@cat docs/settings.md || :
 
 doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,bench.doctor)

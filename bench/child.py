@@ -251,23 +251,20 @@ class Measurer:
 
 
 def warn_of_device(settings, device):
-    """Warn if a GPU is missing, if another one may be faster than the device, or if its start is slow."""
+    """Warn if a GPU is missing, or if the start of the device is slow."""
     if device.type == "cpu" and settings.use_gpu is not False:
         why = environment.explain_missing_gpu(settings.framework)
         if settings.use_gpu:
             why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
         if why:
             log.warning("WARNING: %s; measuring the CPU", why)
-    for warning in (environment.explain_choice(device.device_name), device.note):
-        if warning and not ranks.read_ranks().are_many:
-            log.warning("WARNING: %s", warning)
+    if device.note and not ranks.read_ranks().are_many:
+        log.warning("WARNING: %s", device.note)
 
 
 def measure_workload(measurer: Measurer, make_workload):
     """Measure each scope that the settings ask for, up to the first failure."""
     settings, group = measurer.settings, measurer.group
-    if measurer.instruments.why_no_energy:
-        log.info("power and energy are not measured: %s", measurer.instruments.why_no_energy)
     workload = make_workload(settings)
     if workload.has_pipeline:
         settings = replace(settings, num_workers=choose_workers(settings, workload, group))

@@ -28,16 +28,12 @@ def examine(frameworks=tuple(FRAMEWORKS)):
     show("machine", "ok", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free")
     commit = environment.find_commit()
     show("commit", "ok" if commit else "no", commit or environment.GIT_FAILS)
-    works = [try_framework(name) for name in frameworks]
-    return 0 if any(works) else 1
+    return 0 if sum(map(try_framework, frameworks)) else 1
 
 
 def show(subject, state, words):
     """Print a line; its state is "ok", "no" (something cannot run or be trusted) or "--" (something is missing)."""
-    try:
-        print(f"{subject:<12} {state:<3} {words}", flush=True)
-    except BrokenPipeError:  # a reader such as `head` has read enough
-        os._exit(0)
+    print(f"{subject:<12} {state:<3} {words}", flush=True)
 
 
 def try_framework(name):
@@ -75,18 +71,18 @@ def report_framework(name):
         framework = frameworks.load(name)
         device = framework.find_device(settings)
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
-        for check in (session.step, session.after_first_step, session.copy_items):  # the last compares with float64
-            check()
+        session.step()
+        session.after_first_step()
+        session.copy_items()  # compares with float64
     except Exception as error:
         show(name, "no", str(error) if isinstance(error, SettingError) else explain_import(error))
         return 1
-    versions = f"{device.framework_version}, Python {platform.python_version()}"
-    works = f"{versions}, on {device.device_name or 'the CPU'} ({device.type}), where a matmul is right"
-    may_use_gpu = device.type == "cpu" and settings.use_gpu is not False
-    missing = environment.explain_missing_gpu(name) if may_use_gpu else ""
+    place = f"{device.device_name or 'the CPU'} ({device.type})"
+    works = f"{device.framework_version}, Python {platform.python_version()}, on {place}, where a matmul is right"
+    wants_gpu = device.type == "cpu" and settings.use_gpu is not False
+    missing = environment.explain_missing_gpu(name) if wants_gpu else ""
     compiler = environment.explain_missing_compiler() if name == "torch" else ""
-    notes = missing, environment.explain_choice(device.device_name), device.note, compiler
-    show(name, "--" if missing else "ok", "; ".join(filter(None, [works, *notes])))
+    show(name, "--" if missing else "ok", "; ".join(filter(None, [works, missing, device.note, compiler])))
     return 0
 
 

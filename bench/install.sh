@@ -62,8 +62,7 @@ case $requirements:${USE_GPU:-} in *:0 | requirements-mac.txt:* | */common.txt:*
 cpu=${requirements%.txt}-cpu.txt
 
 # What is installed for which GPU. For cuda13 it is what PyPI has. PyTorch's other builds are in its own index.
-options=
-overrides=
+options= overrides=
 case $requirements:$gpu in
     requirements/mlx.txt:needs-7.5) stop "MLX needs compute capability 7.5, not $card: set FRAMEWORK=torch or USE_GPU=0" ;;
     *:needs-*) stop "NVIDIA driver $card: install driver ${gpu#needs-} or newer, or set PYTHON=... or USE_GPU=0" ;;

@@ -9,19 +9,16 @@ from bench.settings import ROOT, SettingError
 
 def venv_of(framework):
     """Return the folder of a framework's environment, which is `.venv` for PyTorch, and on a Mac for all."""
-    is_apart = sys.platform != "darwin" and framework != "torch"
-    return ROOT / (f".venv-{framework}" if is_apart else ".venv")
+    return ROOT / (".venv" if framework == "torch" or sys.platform == "darwin" else f".venv-{framework}")
 
 
 def python_of(framework):
-    """Return the Python of a framework's environment; outside of those that `make` has installed, the running one.
+    """Return the Python of a framework's environment, which is installed, or raise SettingError.
 
-    Raises:
-        SettingError: that framework is not installed.
+    Outside of the environments of `make`, return the running Python.
     """
     if os.environ.get("PYTHON") or not Path(sys.prefix, "installed").exists():
         return sys.executable
-    venv = venv_of(framework)
-    if not (venv / "installed").exists():
+    if not (venv_of(framework) / "installed").exists():
         raise SettingError(f"FRAMEWORK={framework!r} is not installed: `make install FRAMEWORK={framework}`")
-    return str(venv / "bin" / "python")
+    return str(venv_of(framework) / "bin" / "python")

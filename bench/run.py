@@ -16,7 +16,7 @@ import uuid
 
 from bench import child, process
 from bench.frameworks import TAKEN, Device
-from bench.host import environment, meters, ranks
+from bench.host import environment, ranks
 from bench.packages import python_of
 from bench.records import report, results
 from bench.records.columns import describe_work
@@ -128,14 +128,12 @@ def print_paths(folder, rows):
 
 
 def read_machine(runs):
-    """Return what describes this computer; refuse a folder that cannot be written to, and warn of busy programs."""
+    """Return what describes this computer; refuse a folder that cannot be written to."""
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
     card = environment.find_card()
     machine = host["machine"] or environment.name_machine(host, card and card.name)
     results.check_writable(settings.results_dir, [machine])
-    if busy := meters.describe_load():
-        log.warning("%s", busy)
     return host
 
 

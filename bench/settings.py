@@ -18,20 +18,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
-LEAST_TIME = 0.001  # of MAX_SECONDS and MAX_MINUTES
 MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
-# What SCOPE may select: the model with batches that are on the device; the input pipeline alone, which prepares batches
-# from JPEG files; both together. Rows also have "epoch" and "sustained".
+# The model with batches on the device; the pipeline of JPEG files alone; both. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
 PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
 TRAINING = ("training", *PARTS)
 GENERATION = ("prefill", "decode")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8")
-PRECISIONS = ("float32", "tf32", "float16", "bfloat16", "float64")
 MIXED = ("mixed_float16", "mixed_bfloat16")
-MEMORY_FORMATS = ("channels_first", "channels_last")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 
 
@@ -44,8 +40,7 @@ def unmixed(precision):
     return precision.removeprefix("mixed_")
 
 
-# Values in the tables of what is refused.
-ANY = ()  # each except None and 0
+ANY = ()  # values in the tables of what is refused: each except None and 0
 MANY = ("all", *range(2, 10_000))  # devices
 FILES = ("input", "end_to_end")  # scopes with an input pipeline
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
@@ -53,9 +48,9 @@ FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mlx
 # {framework: {setting, or "command": the values that it cannot have}}.
 OTHERS = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
 OTHERS |= {"compile": COMPILE_MODES, "precision": ("float64",)}
-KERAS = OTHERS | {"command": ("llm", "diffusion"), "weight_bits": ANY}
+KERAS = OTHERS | {"command": ("llm", "diffusion")}
 LACKS = {
-    "torch": {"weight_bits": ANY},
+    "torch": {},
     "tensorflow": KERAS,
     "jax": KERAS | {"compile": (False, *COMPILE_MODES)},
     "mlx": OTHERS | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": ANY},
@@ -69,6 +64,7 @@ EXCLUDED = [
     ({"phase": GENERATION, "precision": MIXED}, "it has no autocast: set PRECISION=bfloat16"),
     ({"phase": GENERATION, "compile": (True,), "framework": ("mlx",)}, "its cache is not compiled: set COMPILE=0"),
     ({"phase": TRAINING, "weight_bits": ANY}, "they are not trained: set PHASE=prefill,decode"),
+    ({"framework": ("torch",), "weight_bits": ANY}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
     ({"phase": PARTS, "scope": FILES}, "a part has no pipeline: set SCOPE=device"),
     ({"phase": PARTS, "sustain": ANY}, "parts are not sustained: unset SUSTAIN"),
     ({"phase": ("inference", *PARTS), "epochs": ANY}, "epochs are training: set PHASE=training"),
@@ -77,25 +73,28 @@ EXCLUDED = [
     ({"sustain": ANY, "num_images": ANY}, "only one can end the run: unset one"),
     ({"sustain": ANY, "scope": SCOPES}, "a sustained run measures the model: unset SCOPE"),
 ]
+for framework, lacks in LACKS.items():
+    reason = f"{FRAMEWORKS[framework]} lacks that here: set FRAMEWORK=torch, or leave it out"
+    EXCLUDED += [({"framework": (framework,), name: values}, reason) for name, values in lacks.items()]
 # {setting: (another one, the values of that with which it is used)}, in commands that have both.
 USED_WITH = {"optimizer": ("phase", TRAINING), "lora_rank": ("phase", TRAINING)}
 USED_WITH |= {"prompt_tokens": ("phase", ("prefill", *TRAINING))}
 USED_WITH |= dict.fromkeys(("new_tokens", "depth"), ("phase", ("decode",)))
 USED_WITH |= dict.fromkeys(("sizes", "precision"), ("ops", ("matmul",)))
-# Kinds of settings: a range of whole numbers; {text: value}; names, whose values are the same; or a function.
+# Kinds of settings: a range of whole numbers; {text: value}; names, whose values are the same; or a function, which
+# returns the value of a text, or raises ValueError with the words that complete "must be ...".
 POSITIVE, NATURAL = range(1, 10**9 + 1), range(10**9 + 1)
 SWITCH = {"0": False, "1": True}
-COMPILE = SWITCH | dict(zip(COMPILE_MODES, COMPILE_MODES, strict=True))
-BITS = {"8": 8, "6": 6, "5": 5, "4": 4, "full": None}  # of each weight; None: those of PRECISION
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
-PRECISION = {name: name for name in (*PRECISIONS, *MIXED)}
+PRECISION = {name: name for name in ("float32", "tf32", "float16", "bfloat16", "float64", *MIXED)}
 PRECISION |= {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+SIXTEEN_BITS = ("bfloat16", "float32")  # a default: on a GPU, on a CPU
 
 
 def parse(kind, text):
-    """Return the value of a text; raises ValueError with the words that complete "must be ..."."""
+    """Return the value of a text; raises ValueError as a function of a kind does."""
     if not text:
-        raise ValueError("filled in or unset; a list has no comma at its end")
+        raise ValueError("filled in or unset")
     if callable(kind):
         return kind(text)
     if isinstance(kind, range):
@@ -110,14 +109,12 @@ def parse(kind, text):
 
 
 def device_count(text):
-    if not re.fullmatch("[1-9][0-9]{0,3}|all", text.lower()):
-        raise ValueError("a whole number from 1 to 9999, or all")
-    return "all" if text.lower() == "all" else int(text)
+    return "all" if text.lower() == "all" else parse(range(1, 10_000), text)
 
 
 def positive_time(text):
-    if not re.fullmatch("[0-9]*[.]?[0-9]+", text) or float(text) < LEAST_TIME:
-        raise ValueError(f"a number from {LEAST_TIME} on, whose decimals follow a point")
+    if not re.fullmatch("(?=.*[1-9])[0-9]{0,9}[.]?[0-9]{1,9}", text):
+        raise ValueError("a number above 0, whose decimals follow a point")
     return float(text)
 
 
@@ -145,13 +142,10 @@ MEASURES_EACH = dict.fromkeys((*WORKLOADS, "tflops", "install"), EACH)
 
 
 def setting(kind, default: Any = None, lists: Any = None) -> Any:
-    """Declare one setting; docs/settings.md says what it means.
+    """Declare one setting: its kind, what it is by default, and what a comma list means.
 
-    Args:
-        kind: see above; a function: text -> value, or ValueError with the words that complete "must be ...".
-        default: the text that an unset variable stands for, or (on a GPU, on a CPU). None: the value is None, and is
-            decided later. In a dict {command: default} only these commands use the setting.
-        lists: what a comma list means: EACH or TOGETHER; None allows one value only. May be {command: ...}, too.
+    The default is the text that an unset variable stands for, or (on a GPU, on a CPU); without one, the value is None
+    and decided later. In a dict {command: default} only these commands use the setting; `lists` may be such a dict.
     """
     return field(default=None, metadata={"declared": (kind, default, lists)})
 
@@ -163,10 +157,7 @@ def for_workloads(default=None, **others):
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run; those that its command or its phase does not use are None.
-
-    Until on(), unset settings that depend on the device have their values for a GPU.
-    """
+    """The settings of one run; unused ones are None. Until on(), defaults are those of a GPU."""
 
     use_gpu: bool | None = setting(SWITCH, lists=MEASURES_EACH)  # None: the GPU if there is one
     num_devices: Any = setting(device_count, for_workloads("1"), EACH)  # "all": run.py counts them
@@ -188,18 +179,17 @@ class Settings:
     image_size: int | None = setting(range(32, 4097), {"image": None, "diffusion": None})  # pixels; None: the model's
     precision: Any = setting(
         PRECISION,
-        for_workloads("float32", llm=("bfloat16", "float32"), diffusion=("bfloat16", "float32"))
-        | {"tflops": "float32,tf32,float16,bfloat16"},
+        for_workloads("float32", llm=SIXTEEN_BITS, diffusion=SIXTEEN_BITS, tflops="float32,tf32,float16,bfloat16"),
         for_workloads(EACH, tflops=TOGETHER),
     )
-    compile: bool | str = setting(COMPILE, for_workloads("0"), EACH)
-    memory_format: str = setting(MEMORY_FORMATS, {"image": None, "diffusion": None}, EACH)  # None: the framework's
+    compile: bool | str = setting(SWITCH | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)
+    memory_format: str = setting(("channels_first", "channels_last"), {"image": None, "diffusion": None}, EACH)
     optimizer: str = setting(OPTIMIZERS, for_workloads("sgd", transformer="adam", llm="adamw", diffusion="adamw"), EACH)
     sequence_length: int = setting(range(1, 513), {"transformer": "128"}, EACH)  # tokens
     prompt_tokens: int = setting(POSITIVE, {"llm": "512"}, EACH)
     depth: int = setting(NATURAL, {"llm": "0"}, EACH)  # tokens
     lora_rank: int = setting(range(1025), {"llm": "0"}, EACH)  # 0: train all weights
-    weight_bits: int | None = setting(BITS, {"llm": "full"}, EACH)
+    weight_bits: int | None = setting({"8": 8, "6": 6, "5": 5, "4": 4, "full": None}, {"llm": "full"}, EACH)
     new_tokens: int = setting(POSITIVE, {"llm": "128"})
     data: str | None = setting(("cifar10", "synthetic"), {"mlp": None})  # None: cifar10 if it is available
     epochs: int = setting(range(1001), {"mlp": "0"})
@@ -249,14 +239,11 @@ SETTING_NAMES = [*map(str.upper, DECLARED), *SYNONYMS]
 
 @dataclass(frozen=True, eq=False)  # compared by identity, so that it can be the key of a dict
 class Run:
-    """One combination of the settings of a command, measured in as many processes as RUNS says.
-
-    Each process gets its environment, and parses it once.
-    """
+    """One combination of the settings of a command, measured in as many processes as RUNS says."""
 
     command: str  # "image": what follows make
     settings: Settings
-    environ: dict[str, str]  # the whole environment, without MAKEFLAGS
+    environ: dict[str, str]  # the whole environment, without MAKEFLAGS; each process parses it once
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])  # in its rows
 
@@ -276,32 +263,47 @@ class Run:
 
 def read_settings(command, environ=os.environ):
     """Read the settings of a command that has one run; raises SettingError for a wrong value or name."""
-    check_names(environ)
-    return parse_settings(command, {SYNONYMS.get(name, name): text for name, text in environ.items()})
+    return parse_settings(command, read_names(environ))
 
 
 def read_runs(command, environ=os.environ):
     """Read the runs that a command's settings and their comma lists ask for: at least one.
 
     Runs that differ only in settings which their phase does not use count once, and so do different texts of one value.
-
-    Args:
-        command: what follows make: "image".
-
-    Raises:
-        SettingError: a wrong value, a misspelt name, settings that exclude each other, or one that no run uses.
+    Raises SettingError for a wrong value or name, for settings that exclude each other, and for one that no run uses.
     """
-    check_names(environ)
-    environ = {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
+    environ = read_names(environ)
     used = read_used(command, environ)
+    given = {name: f"{name.upper()}={environ[name.upper()]!r}" for name in DECLARED if name.upper() in environ}
+    for name in given.keys() - used.keys() if command == "all" else ():
+        raise SettingError(f"{given[name]} would change the work of `make all`: unset {name.upper()}")
     lists = {name: texts for name, (texts, *_, kind) in used.items() if kind == EACH and len(texts) > 1}
     runs = {}  # by the values that make them different
     for entries in product(*lists.values()):  # without lists: once, ()
         choices = dict(zip(map(str.upper, lists), entries, strict=True))
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         runs.setdefault(tuple(getattr(run.settings, name) for name in lists), run)
-    check_used(command, runs.values(), environ, used)
+    for name in USED_WITH.keys() & used.keys() & given.keys():
+        if all(getattr(run.settings, name) is None for run in runs.values()):
+            other, some = USED_WITH[name]
+            raise SettingError(f"{given[name]} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
     return list(runs.values())
+
+
+def read_names(environ):
+    """Return an environment without synonyms and MAKEFLAGS; raises SettingError for a name that is not a setting.
+
+    On make's command line (in MAKEFLAGS) any unknown name is refused. The environment has many names of other programs:
+    there only near misses of our settings are refused.
+    """
+    # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
+    typed = re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", ""))
+    for name in sorted({*typed, *environ} - {*SETTING_NAMES, *MAKE_VARIABLES}):
+        near = difflib.get_close_matches(name.upper(), SETTING_NAMES, n=1, cutoff=0.6 if name in typed else 0.94)
+        if near or name in typed:
+            fix = f"did you mean {near[0]}?" if near else "see `make help`"
+            raise SettingError(f"{name}={environ.get(name, '')!r} is not a setting: {fix}")
+    return {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
 
 
 def read_used(command, environ):
@@ -318,15 +320,17 @@ def read_used(command, environ):
 
 
 def parse_settings(command, environ):
-    """Parse the settings of one run, that of the first entries of its lists; raises SettingError for a wrong one."""
+    """Parse the settings of one run, that of the first entries of its lists.
+
+    Raises:
+        SettingError: a wrong value, or settings that exclude each other; none of them is dropped silently.
+    """
     values, cpu_defaults = {}, {}
     for name, (texts, kind, default, lists) in read_used(command, environ).items():
         try:
             entries = [parse(kind, text) for text in texts]
         except ValueError as error:
-            given = ",".join(texts)
-            hint = "; a list has commas" if lists and re.search(r"[\s;|+]", given) else ""
-            raise SettingError(f"{name.upper()}={given!r} must be {error}{hint}") from None
+            raise SettingError(f"{name.upper()}={','.join(texts)!r} must be {error}") from None
         values[name] = tuple(dict.fromkeys(entries)) or None if lists == TOGETHER else next(iter(entries), None)
         if isinstance(default, tuple) and name.upper() not in environ:
             cpu_defaults[name] = parse(kind, default[1])
@@ -336,11 +340,14 @@ def parse_settings(command, environ):
     lacks = LACKS[values["framework"]]
     if values.get("compile") is False and "COMPILE" not in environ:
         values["compile"] = False in lacks.get("compile", ())
-    if command in ("image", "diffusion") and not values["memory_format"]:
+    if values.get("memory_format", "") is None:
         values["memory_format"] = "channels_last" if "memory_format" in lacks else "channels_first"
-    settings = Settings(**values, cpu_defaults=cpu_defaults)
-    check_compatible(command, settings, environ)
-    return settings
+    for settings, reason in EXCLUDED:
+        if all(matches((values | {"command": command}).get(name), some) for name, some in settings.items()):
+            names = [name for name in settings if name != "command"]
+            given = [f"{name.upper()}={environ.get(name.upper(), values[name])!r}" for name in names]
+            raise SettingError(f"`make {command}` cannot have {' and '.join(given)}, because {reason}")
+    return Settings(**values, cpu_defaults=cpu_defaults)
 
 
 def matches(value, values):
@@ -349,61 +356,12 @@ def matches(value, values):
     return bool(value) if values is ANY else not set(values).isdisjoint(each)
 
 
-def check_compatible(command, settings, environ):
-    """Raise SettingError for settings that exclude each other; none of them is dropped silently."""
-    values = vars(settings) | {"command": command}
-    rows = [*EXCLUDED]
-    for name, some in LACKS[settings.framework].items():
-        able = next(each for each in LACKS if name not in LACKS[each])
-        reason = f"{FRAMEWORKS[settings.framework]} lacks that here: set FRAMEWORK={able}"
-        reason += f", or unset {name.upper()}" if name != "command" else ""
-        rows.append(({"framework": (settings.framework,), name: some}, reason))
-    for excluded, reason in rows:
-        if all(matches(values[name], some) for name, some in excluded.items()):
-            names = [name for name in excluded if name != "command"]
-            given = [f"{name.upper()}={environ.get(name.upper(), str(settings.cell(name)))!r}" for name in names]
-            verb = "combined" if len(given) > 1 else "used"
-            raise SettingError(f"{' and '.join(given)} cannot be {verb} in `make {command}`, because {reason}")
-
-
-def check_used(command, runs, environ, used):
-    """Raise SettingError for a setting that no phase of these runs uses, and for one that `make all` does not use."""
-    for name in [name for name in DECLARED if name.upper() in environ]:
-        given = f"{name.upper()}={environ[name.upper()]!r}"
-        if command == "all" and name not in used:
-            raise SettingError(f"{given} would change the work of `make all`: unset {name.upper()}")
-        other, some = USED_WITH.get(name, ("", ()))
-        if {name, other} <= used.keys() and not any(matches(getattr(run.settings, other), some) for run in runs):
-            raise SettingError(f"{given} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
-
-
-def check_names(environ):
-    """Raise SettingError for a name that is not a setting but was probably meant as one.
-
-    On make's command line (in MAKEFLAGS) any unknown name is refused. The environment has many names of other programs:
-    there only near misses of our settings are refused.
-    """
-    # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
-    typed = re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", ""))
-    for name in sorted({*typed, *environ} - {*SETTING_NAMES, *MAKE_VARIABLES}):
-        near = difflib.get_close_matches(name.upper(), SETTING_NAMES, n=1, cutoff=0.6 if name in typed else 0.94)
-        if near or name in typed:
-            fix = f"did you mean {near[0]}?" if near else "see `make help`"
-            raise SettingError(f"{name}={environ.get(name, '')!r} is not a setting: {fix}")
-
-
-def main(commands):
-    """Read the settings of commands as they do; return the exit status, 2 for a mistake."""
+if __name__ == "__main__":
     try:
-        for command in commands:
+        for command in sys.argv[1:]:
             run, *_ = read_runs(command)
             if command == "best":
                 read_runs(run.settings.workload)
     except SettingError as error:
         print(error, file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        sys.exit(2)

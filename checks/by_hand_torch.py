@@ -2,11 +2,10 @@
 
     .venv/bin/python checks/by_hand_torch.py     images/s of ResNet-50
 
-Start reading here. This file imports nothing of ours: it has the loops that a careful user of PyTorch would write, and
+Start reading here. It imports nothing of ours: these are the loops that a careful user of PyTorch would write, and
 `make selfcheck` compares our figures with theirs.
 """
 
-import itertools
 import os
 import statistics
 import time
@@ -17,7 +16,6 @@ import transformers
 
 BATCH_SIZE = int(os.environ.get("BATCH_SIZE", 4))
 DEVICE = "cpu" if os.environ.get("USE_GPU") == "0" else torch.accelerator.current_accelerator(True) or "cpu"
-SETS = 16  # of matrices, so that none is still in the cache when its turn comes
 
 
 def image_step(phase):
@@ -36,29 +34,21 @@ def image_step(phase):
     return train if phase == "training" else torch.inference_mode()(lambda: model(images))
 
 
-def language_step(phase, tokens):
-    """Return a step of SmolLM2: a prompt into an empty static cache, or one token into a cache of so many."""
+def decode_step(tokens):
+    """Return a step of SmolLM2: one token into a static cache, which is emptied when it has so many."""
     sizes = {"vocab_size": 49_152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30}
-    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 8192}
-    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=True, attn_implementation="sdpa")
+    sizes |= {"num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    config = transformers.LlamaConfig(**sizes)
     model = transformers.LlamaForCausalLM(config).to(DEVICE).eval()
-    ids = torch.randint(49_152, (1, tokens), device=DEVICE)
     cache = transformers.StaticCache(config=config, max_cache_len=tokens)
-    cache.early_initialization(1, 3, 576 // 9, model.dtype, torch.device(DEVICE))
 
     def steps():
         while True:
+            for token in torch.randint(49_152, (tokens, 1, 1), device=DEVICE):
+                yield model(token, None, None, cache, logits_to_keep=1).logits
             cache.reset()
-            for part in [ids] if phase == "prefill" else ids.split(1, dim=1):
-                yield model(part, None, None, cache, logits_to_keep=1).logits
 
     return torch.inference_mode()(steps().__next__)
-
-
-def matmul_step(side):
-    """Return a step that multiplies two matrices of side x side, others at each call."""
-    sets = itertools.cycle([torch.randn(2, side, side, device=DEVICE).unbind() for _ in range(SETS)])
-    return lambda: torch.mm(*next(sets))
 
 
 def time_window(step, steps):

@@ -5,7 +5,6 @@ changing order, so that a machine that drifts or is busy moves both. The interva
 prove behaviour with fakes; this proves the numbers, on this machine.
 """
 
-import functools
 import importlib
 import math
 import os
@@ -13,13 +12,11 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 from bench import frameworks
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.windows import Timer
-from bench.workloads import operators
 from tests.fakes import workload_of_command
 
 PAIRS = 15
@@ -28,20 +25,17 @@ TOLERANCE = 0.02
 
 
 def check_loop(phase, model, block, workload="image", what="a hand-written loop", **environ):
-    """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree."""
+    """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree.
+
+    PAIRS of (our rate, theirs) are blocks of equally many steps, one right after the other.
+    """
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
-    about = f"{model} {phase}, batch {settings.batch_size}, compared with {what}"
-    return check(settings, functools.partial(workload_of_command, workload), block, about)
-
-
-def check(settings, describe, block, about):
-    """Measure PAIRS of (our rate, theirs): blocks of equally many steps, one right after the other."""
     framework, pairs = frameworks.load(settings.framework), []
     settings = settings.on(framework.find_device(settings).type)
-    workload = describe(settings)
-    session = framework.open_session(workload, settings, "device")
-    measure = lambda: Timer(session, workload.items_per_step, 1.0).measure()  # noqa: E731
+    described = workload_of_command(workload, settings)
+    session = framework.open_session(described, settings, "device")
+    measure = lambda: Timer(session, described.items_per_step, 1.0).measure()  # noqa: E731
     measured = measure()
     readings, steps = math.ceil(measured["windows"] / LONGER), LONGER * measured["steps_per_window"]
     for number in range(PAIRS):
@@ -49,7 +43,7 @@ def check(settings, describe, block, about):
         rate = measure()["throughput"]
         pairs.append((rate, theirs or block(readings, steps)))
     session.close()
-    return compare(about, pairs, workload.unit)
+    return compare(f"{model} {phase}, batch {settings.batch_size}, compared with {what}", pairs, described.unit)
 
 
 def block_of(step, wait, items=1):
@@ -95,20 +89,15 @@ def checks_of_torch(tokens=64):
 
     if known_device.IS_AVAILABLE:
         yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
-    settings, side = replace(read_settings("tflops"), precision="float32"), 1024
-    loop, about = block(by_hand_torch.matmul_step(side)), f"matmul of {side} x {side} x {side}"
-    yield check(settings, lambda _: operators.matmul((side,) * 3), loop, about)
     for phase in ("inference", "training"):
         yield check_loop(phase, "resnet50", block(by_hand_torch.image_step(phase), by_hand_torch.BATCH_SIZE))
-    environ = {"BATCH_SIZE": "1", "PROMPT_TOKENS": str(tokens), "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
-    for phase, items in (("prefill", tokens), ("decode", 1)):
-        loop = block(by_hand_torch.language_step(phase, tokens), items)
-        yield check_loop(phase, "smollm2-135m", loop, workload="llm", **environ)
+    environ = {"BATCH_SIZE": "1", "NEW_TOKENS": str(tokens), "PRECISION": "float32"}
+    yield check_loop("decode", "smollm2-135m", block(by_hand_torch.decode_step(tokens)), workload="llm", **environ)
 
 
 def main():
     """Compare with the loops of FRAMEWORK; return the exit status, 1 if a rate differs."""
-    name = read_settings("image").framework
+    name = read_settings("selfcheck").framework
     frameworks.load(name)  # first: it sets Keras's backend
     checks = checks_of_torch if name == "torch" else importlib.import_module(f"checks.by_hand_{name}").checks
     return 0 if all(list(checks())) else 1

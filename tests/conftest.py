@@ -54,7 +54,6 @@ def plain_environment(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
-    monkeypatch.setattr(meters, "describe_load", str)  # takes a second
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(environment, "read_mac", lambda: {"cpu_name": "Apple M1"})  # takes seconds

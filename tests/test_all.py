@@ -98,7 +98,7 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     assert capsys.readouterr().out.count("ResNet-50 training, batch 256") == 1
 
 
-@pytest.mark.parametrize(("memory", "count", "batch"), [("8188 MiB", 0, 256), ("81559 MiB", 1, 1024)])
+@pytest.mark.parametrize(("memory", "count", "batch"), [(8188, 0, 256), (81559, 1, 1024)])
 def test_a_card_measures_what_it_can_hold(monkeypatch, memory, count, batch):
     monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
     works = plan(NVIDIA, resources.read_card_gb())

@@ -32,6 +32,7 @@ SETUP_VARIABLES = re.compile(
     r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|BLIS|VECLIB|MALLOC|TCMALLOC|CUDA|CUBLAS|CUBLASLT|CUDNN|NCCL|GLOO|HIP|HSA|"
     r"MIOPEN|METAL|MTL|ATEN|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|TF|XLA|JAX|MLX)_\w+)"
 )
+CHIP = r"^(vendor_id|cpu family|model|stepping|CPU implementer|CPU part)\s*: (.*\w)"  # in /proc/cpuinfo
 
 
 @dataclass(frozen=True)
@@ -42,35 +43,21 @@ class Card:
     index: str = "0"  # by slot, as with CUDA_DEVICE_ORDER=PCI_BUS_ID
     uuid: str = ""  # GPU-...
     driver: str = ""  # version
-    memory: str = ""  # "81559 MiB", or "[N/A]" if it uses the system's
-    power_limit: str = ""  # "450.00 W", or "[N/A]"
-    busy: str = ""  # "3 %" of the last moments, by any program; or "[N/A]"
-
-
-def name_machine(host, gpu_name):
-    """Return a slug of the GPU or chip that ran: nvidia-h200, apple-m1-max-32-gpu-cores, amd-epyc-25-17-2-cores.
-
-    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it.
-
-    Args:
-        host: a dict with the columns cpu_name, cpu_id, cpu_count and gpu_cores.
-    """
-    name = gpu_name or host["cpu_name"] or ""
-    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", name, flags=re.IGNORECASE)
-    if gpu_name:
-        return slug(chip)
-    if not re.search(r"\d", chip):
-        chip = " ".join([chip, *re.findall(r"(?:family|model) (\d+)", host["cpu_id"] or "")])
-    cores = f"{host['gpu_cores']} gpu" if host["gpu_cores"] else host["cpu_count"]
-    return slug(f"{chip.strip() or 'cpu'} {cores} cores")
+    memory: int | None = None  # MiB; None if it uses the system's
+    power_limit: int | None = None  # watts
+    busy: int | None = None  # percent of the last moments, by any program
 
 
 @functools.cache
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
     query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit,utilization.gpu"
-    lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    return [Card(*texts) for texts in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+), (.+), (.*)$", lines, re.M)]
+    lines = output_of("nvidia-smi", query, "--format=csv,noheader,nounits") or ""
+    cards = []
+    for *about, memory, limit, busy in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+), (.+), (.*)$", lines, re.M):
+        numbers = (int(float(text)) if text[:1].isdigit() else None for text in (memory, limit, busy))  # or "[N/A]"
+        cards.append(Card(*about, *numbers))
+    return cards
 
 
 def find_card():
@@ -83,6 +70,21 @@ def find_card():
     return next((card for card in list_cards() if first and (card.index == first or card.uuid.startswith(first))), None)
 
 
+def name_machine(host, gpu_name):
+    """Return a slug of the GPU or of the chip in a host's columns: nvidia-h200, apple-m1-max-32-gpu-cores.
+
+    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it.
+    """
+    name = gpu_name or host["cpu_name"] or ""
+    chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", name, flags=re.IGNORECASE)
+    if gpu_name:
+        return slug(chip)
+    if not re.search(r"\d", chip):
+        chip = " ".join([chip, *re.findall(r"(?:family|model) (\d+)", host["cpu_id"] or "")])
+    cores = f"{host['gpu_cores']} gpu" if host["gpu_cores"] else host["cpu_count"]
+    return slug(f"{chip.strip() or 'cpu'} {cores} cores")
+
+
 def explain_missing_compiler():
     """Return one clause if what COMPILE needs is missing; else ""."""
     has_header = Path(sysconfig.get_paths()["include"], "Python.h").exists()
@@ -90,21 +92,11 @@ def explain_missing_compiler():
     return "" if has_all else "COMPILE=1 needs cc and Python.h: `sudo apt install build-essential python3-dev`"
 
 
-def explain_choice(device_name):
-    """Return one clause about another kind of card than the one that runs; "" without one, or if the user chose."""
-    others = [card for card in list_cards() if card.name != device_name]
-    if not others or others == list_cards() or "CUDA_VISIBLE_DEVICES" in os.environ:
-        return ""
-    return f"{device_name} is measured: for {others[0].name}, set CUDA_VISIBLE_DEVICES={others[0].index}"
-
-
 def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
-        if framework == "jax":
-            return "jax does not support the GPU of a Mac, but FRAMEWORK=mlx does"
-        needed = "macOS 15 or newer, or FRAMEWORK=mlx" if framework == "torch" else "macOS 14 or newer"
-        return f"{framework} does not find the GPU: `make clean`, then make again, with {needed}"
+        fix = "set FRAMEWORK=mlx, or with torch or tensorflow and macOS 15 or newer `make clean`, then make again"
+        return f"{framework} does not find the GPU: {fix}"
     if list_cards():
         # On a login node, or without the driver, `make` has installed a build for the CPU.
         fix = "unset CUDA_VISIBLE_DEVICES, update the driver, or `make clean` and make again on this machine"
@@ -173,22 +165,15 @@ def installed_bytes():
 def read_linux():
     """Return the columns that describe a computer with Linux; of ARM chips with two types of cores, those of both."""
     cpu = read_text("/proc/cpuinfo")
-    fields = r"^(vendor_id|cpu family|model|model name|stepping)\s*:\s*(.*\S)"
-    chip = dict(re.findall(fields, cpu, re.MULTILINE))
-    if len(chip) == 5:
-        cpu_name = chip["model name"]
-        cpu_id = "{vendor_id} family {cpu family} model {model} stepping {stepping}".format(**chip)
-    else:
-        # ARM's names are known to lscpu only; Docker on a Mac has none ("-").
-        names = re.findall(r"^ *Model name: +(.*\w)", output_of("lscpu") or "", re.MULTILINE)
-        types = dict.fromkeys(re.findall(r"^CPU (implementer|part)\s*: (.+)$", cpu, re.MULTILINE))
-        cpu_name = " + ".join(dict.fromkeys(names)) or platform.machine()
-        cpu_id = " ".join(f"{name} {text}" for name, text in types) or None
+    # ARM's names are known to lscpu only; Docker on a Mac has none ("-").
+    about = cpu if "model name" in cpu else output_of("lscpu") or ""
+    names = re.findall(r"^ *model name\s*: +(.*[\w)])", about, re.MULTILINE | re.IGNORECASE)
+    parts = dict.fromkeys(re.findall(CHIP, cpu, re.MULTILINE))
     release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
     batteries = [read_text(path).strip() for path in POWER_SUPPLIES.glob("BAT*/status")]
     return {
-        "cpu_name": cpu_name,
-        "cpu_id": cpu_id,
+        "cpu_name": " + ".join(dict.fromkeys(names)) or platform.machine(),
+        "cpu_id": " ".join(f"{name.split()[-1]} {text}" for name, text in parts).removeprefix("vendor_id ") or None,
         "os": (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}",
         "power_source": ("battery" if "Discharging" in batteries else "ac") if batteries else None,
     }
@@ -214,11 +199,9 @@ def read_mac():
 def read_host(machine=None):
     """Return the columns that describe this computer, and whether another program uses its card (`card_is_shared`).
 
-    Args:
-        machine: the user's name for it; None: rows are named after the device that ran.
+    Without the user's name for it, rows are named after the device that ran.
     """
     card = find_card() or Card("")
-    limit, busy = (re.match("[1-9][0-9]*", text) for text in (card.power_limit, card.busy))
     commit = find_commit()
     if not commit:
         log.warning("%s", GIT_FAILS)
@@ -227,8 +210,8 @@ def read_host(machine=None):
         "gpu_cores": None,
         "cpu_count": os.cpu_count() or 1,
         "driver": card.driver or None,
-        "power_limit_watts": int(limit[0]) if limit else None,
-        "card_is_shared": bool(busy) and int(busy[0]) > SHARED_PERCENT,
+        "power_limit_watts": card.power_limit,
+        "card_is_shared": (card.busy or 0) > SHARED_PERCENT,
         "memory_gb": round(installed_bytes() / GIB, 1),
         "allocator": find_allocator(),
         "commit": commit,

@@ -28,7 +28,6 @@ log = logging.getLogger("bench")
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
 LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
-SLOW_PERIOD = 2.2  # seconds: macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424)
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
@@ -44,14 +43,11 @@ def process_peak_bytes():
 
 
 def reset_process_peak():
-    """Return kept memory and reset the peak on Linux; elsewhere it covers the life of the process.
-
-    See proc_pid_clear_refs(5) and malloc_trim(3).
-    """
+    """Return kept memory and reset the peak on Linux; elsewhere it covers the life of the process."""
     with suppress(AttributeError, OSError, TypeError):  # another library
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5)
 
 
 def count_swapped():
@@ -80,16 +76,6 @@ def others_cpu_seconds():
     return seconds
 
 
-def describe_load():
-    """Measure what other programs use; return a warning if a row would be flagged, else ""."""
-    before = read_or(math.nan, others_cpu_seconds)
-    time.sleep(1)
-    share = (read_or(math.nan, others_cpu_seconds) - before) / usable_cores()
-    if not share > CONTENDED_SHARE:
-        return ""
-    return f"WARNING: other programs used {min(100, 100 * share):.0f} % of the CPU time: close them"
-
-
 def read_or(otherwise, read):
     """Return what a sensor reads; if it fails, log why and return `otherwise`."""
     try:
@@ -105,7 +91,6 @@ class Instruments:
 
     counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat
-    why_no_energy: str = ""  # why there is no counter, and how to get one
 
     @property
     def least_seconds(self):
@@ -117,55 +102,44 @@ class Watch:
     """Meters energy, and notices heat, other programs and swapping, between start() and stop()."""
 
     def __init__(self, instruments, clock=time.perf_counter):
-        self._instruments = instruments
-        self._clock = clock
-        self._joules = math.nan  # the counter's last reading
-        self._changes = []  # (seconds, joules, items) at the first and at the last change of the counter
+        self.instruments, self.clock = instruments, clock
+        self.joules = math.nan  # the counter's last reading
+        self.changes = []  # (seconds, joules, items) at the first and at the last change of the counter
+
+    def start(self):
+        self.began = self.clock()
+        self.look(0)
+        self.others = read_or(math.nan, others_cpu_seconds)
+        self.swapped = read_or(math.nan, count_swapped)
 
     def look(self, items):
         """Read the energy counter between two windows, after these items since start()."""
-        if not self._instruments.counter:
-            return
-        joules = read_or(math.nan, self._instruments.counter.joules)
-        if joules > self._joules:  # not of NaN: there was no earlier reading
-            self._changes = [*self._changes[:1], (self._clock(), joules, items)]
-        self._joules = joules
-
-    def energy_cells(self):
-        """Return the columns of power and energy; {} if the counter's changes are too few to be exact."""
-        if len(self._changes) < 2:
-            return {}
-        (began, before, done), (ended, after, items) = self._changes
-        counter = self._instruments.counter
-        seconds, joules = ended - began, after - before
-        if seconds < LEAST_PERIODS * counter.period:
-            return {}
-        return {
-            "power_watts": joules / seconds,
-            "joules_per_item": joules / (items - done),
-            "power_scope": counter.power_scope,
-        }
-
-    def start(self):
-        self._start = self._clock()
-        self.look(0)
-        self._others = read_or(math.nan, others_cpu_seconds)
-        self._swapped = read_or(math.nan, count_swapped)
+        if self.instruments.counter:
+            joules = read_or(math.nan, self.instruments.counter.joules)
+            if joules > self.joules:  # not of NaN: there was no earlier reading
+                self.changes = [*self.changes[:1], (self.clock(), joules, items)]
+            self.joules = joules
 
     def stop(self):
-        """Return (flags of what it noticed, {column: reading} of the sensors and of the energy counter).
+        """Return (flags of what it noticed, {column: reading} of the sensors and, if that is exact, of the counter).
 
         Heat is read first: a GPU's clock changes as soon as the work ends.
         """
-        readings = read_or({}, self._instruments.read) | self.energy_cells()
+        readings = read_or({}, self.instruments.read)
         pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
-        others = (read_or(math.nan, others_cpu_seconds) - self._others) / (self._clock() - self._start)
+        others = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)
         noticed = {
             "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": others > CONTENDED_SHARE * usable_cores(),
-            "swapping": read_or(math.nan, count_swapped) > self._swapped,
+            "swapping": read_or(math.nan, count_swapped) > self.swapped,
         }
+        if len(self.changes) == 2:
+            seconds, joules, items = (after - before for before, after in zip(*self.changes, strict=True))
+            counter = self.instruments.counter
+            if seconds >= LEAST_PERIODS * counter.period:
+                energy = {"power_watts": joules / seconds, "joules_per_item": joules / items}
+                readings = readings | energy | {"power_scope": counter.power_scope}
         return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
 
 
@@ -182,20 +156,19 @@ class NvidiaCard:
         if card is None or card.name != device_name:  # AMD's card, or cards in another order
             raise OSError(f"nvidia-smi does not report {device_name} as the first card")
         pynvml.nvmlInit()
-        self._nvml = pynvml
-        self._card = pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
+        self.nvml, self.card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
 
     def joules(self):
-        return self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1000
+        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.card) / 1000
 
     def read(self):
         """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
-        nvml = self._nvml
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(self._card)
+        nvml, card = self.nvml, self.card
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
         return {
-            "clock_mhz": nvml.nvmlDeviceGetClockInfo(self._card, nvml.NVML_CLOCK_SM),
-            "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(self._card, nvml.NVML_CLOCK_SM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(self._card, nvml.NVML_TEMPERATURE_GPU),
+            "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+            "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
+            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
         }
 
@@ -206,20 +179,19 @@ class AppleChip:
     def __init__(self, chip_name):
         from zeus_apple_silicon import AppleEnergyMonitor
 
-        self._monitor = AppleEnergyMonitor()
-        counted = self._monitor.get_cumulative_energy()
-        parts = {part: name for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None}
-        # Two dies, and the package reads the CPU counters of only one, up to version 1.1.
-        if "Ultra" in (chip_name or ""):
-            parts.pop("cpu", None)
-        self._names = list(parts.values())
+        self.count = AppleEnergyMonitor().get_cumulative_energy
+        counted = self.count()
+        # Of an Ultra's two dies, the package reads the CPU counters of only one, up to version 1.1.
+        names = [part for part in APPLE_PARTS if part != "cpu" or "Ultra" not in (chip_name or "")]
+        parts = [part for part in names if getattr(counted, APPLE_PARTS[part]) is not None]
         self.power_scope = "+".join(parts)
+        # macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
         version = output_of("sw_vers", "-productVersion") or "0"
-        self.period = SLOW_PERIOD if int(version.partition(".")[0]) >= 27 else 0.1
+        self.period = 2.2 if int(version.partition(".")[0]) >= 27 else 0.1
 
     def joules(self):
-        counted = self._monitor.get_cumulative_energy()
-        return sum(getattr(counted, name) for name in self._names) / 1000
+        counted = self.count()
+        return sum(getattr(counted, APPLE_PARTS[part]) for part in self.power_scope.split("+")) / 1000
 
 
 def read_thermal_pressure():
@@ -229,7 +201,8 @@ def read_thermal_pressure():
 
 
 def open_instruments(device, device_name):
-    """Return the Instruments of a device ("cpu", "cuda", "mps" ...)."""
+    """Return the Instruments of a device ("cpu", "cuda", "mps" ...); log why energy cannot be measured."""
+    counter = None
     read = read_thermal_pressure if sys.platform == "darwin" else dict
     try:
         if device == "cuda":
@@ -237,9 +210,9 @@ def open_instruments(device, device_name):
             read = counter.read  # also of a card without an energy counter
         elif sys.platform == "darwin":
             counter = AppleChip(device_name)
-        else:
-            raise OSError(f"no energy counter is known for {device_name or device}")
-        counter.joules()
+        if counter:
+            counter.joules()
     except Exception as error:  # drivers and kernels fail in many ways
-        return Instruments(None, read, process.explain(error) or type(error).__name__)
+        log.info("power and energy are not measured: %s", process.explain(error) or type(error).__name__)
+        counter = None
     return Instruments(counter, read)

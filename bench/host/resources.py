@@ -22,9 +22,9 @@ USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count(
 
 def usable_cores():
     """Return the number of cores that this process may use, which a cluster or a container may limit."""
-    cores = len(USABLE_CPUS)
     quota, _, period = read_text(f"{CGROUP}/cpu.max").partition(" ")  # "max 100000", or no such file
-    return max(1, min(cores, int(quota) // int(period))) if quota.isdecimal() else cores
+    limit = int(quota) // int(period) if quota.isdecimal() else math.inf
+    return max(1, min(len(USABLE_CPUS), limit))
 
 
 def available_bytes():
@@ -50,13 +50,13 @@ def shares_memory(device):
     """Return whether a Device's arrays take the system's memory: a CPU's, or those of a Mac, DGX Spark or Jetson."""
     if device.is_integrated is not None:
         return device.is_integrated
-    return device.type != "cuda" or bool((card := find_card()) and not card.memory[0].isdigit())
+    return device.type != "cuda" or bool((card := find_card()) and card.memory is None)
 
 
 def read_card_gb():
     """Return the memory of the NVIDIA card in units of 2**30 bytes; infinite if it is unknown."""
-    memory = re.match(r"(\d+) MiB", card.memory) if (card := find_card()) else None
-    return int(memory[1]) / 1024 if memory else math.inf
+    card = find_card()
+    return card.memory / 1024 if card and card.memory else math.inf
 
 
 def count_workers(workers, queued, batch_bytes, shared_memory="/dev/shm"):
