@@ -18,10 +18,9 @@ import shlex
 import sys
 import time
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from bench import process
-from bench.host.ranks import refuse_ranks
 from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_change, describe_work, format_number
 from bench.records.verdict import compare_runs
@@ -146,11 +145,11 @@ class Search:
     def compare(self, candidates, count, is_over=lambda: False):
         """Measure candidates as a list is; return {candidate: its Comparison with the first one}."""
         rows_by_run = {self.find_run(each): [] for each in candidates}
-        numbers = range(self.rounds + 1, self.rounds + count + 1)
+        numbers = takewhile(lambda _: not is_over(), range(self.rounds + 1, self.rounds + count + 1))
         self.rounds += count
         try:
             with report.progress(count * len(candidates)) as show:
-                measure_rounds(rows_by_run, self.host, show, numbers, is_over=is_over)
+                measure_rounds(rows_by_run, self.host, show, numbers)
         except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
             self.error = error
         measured = dict(zip(candidates, rows_by_run.values(), strict=True))
@@ -248,10 +247,9 @@ def finish(search):
 
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
-    refuse_ranks("make best")
     search_settings, runs = read_search(os.environ)
     run = runs[0].with_settings(SCOPE="device") if search_settings.workload == "image" else runs[0]
-    host = read_machine([run])
+    host = read_machine(run)
     log.info("Ctrl-C ends the search and prints the best so far")
     device = find_device(run)
     settings = run.settings.on(device.type)
