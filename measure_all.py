@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from bench import process
 from bench.host import resources
-from bench.host.ranks import refuse_ranks
 from bench.plots import card, table
 from bench.records import report, results, tables
 from bench.records.columns import disturbing_flags
@@ -128,10 +127,9 @@ def measure_benchmarks(benchmarks, blank, host, folder):
 
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
-    refuse_ranks("make all")
     (run,) = read_runs("all")  # the set is the same on every machine
     settings = run.settings
-    host = read_machine([run])
+    host = read_machine(run)
     device = find_device(run.with_settings("tflops"))
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
     line |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}

@@ -38,8 +38,8 @@ REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
 
-def main(command, make_workload, measure, write=None):
-    """Measure what the environment's settings ask for, and write lines; return the exit status: 0, 2 or 130.
+def main(command, make_workload, measure):
+    """Measure what the environment's settings and the parent ask for, and write lines; return 0, 2 or 130.
 
     A failure is a line too, and so is a mistake in the settings, with the key `mistake`, which is the last one.
 
@@ -47,13 +47,10 @@ def main(command, make_workload, measure, write=None):
         command: what follows make: "image".
         make_workload: Settings -> Workload.
         measure: called with a Measurer and make_workload, such as measure_workload().
-        write: called with each line; None: the parent gets them, and asks for what is measured.
     """
     process.set_up()
-    requests, status = None, 0
-    if not write:
-        write, requests = process.open_channel()
-    me = ranks.read_ranks()
+    write, requests = process.open_channel()
+    status, me = 0, ranks.read_ranks()
     if me.are_many:
         requests = None  # they measure as soon as all are ready
         if os.environ.get("OMP_NUM_THREADS") == "1":
@@ -80,7 +77,7 @@ def main(command, make_workload, measure, write=None):
     except (SettingError, ModuleNotFoundError) as error:
         write({"mistake": process.explain(error)})
         status = process.MISTAKE
-    if me.are_many and process.TASK in os.environ:
+    if me.are_many:
         # Gloo's threads outlive the group and may abort an ending interpreter (pytorch/pytorch, 179291).
         atexit._run_exitfuncs()
         os._exit(status)
@@ -103,8 +100,9 @@ class Measurer:
         """Write a line with these cells and those of the device, on rank 0 only."""
         names = ("device_name", "framework_version", "num_threads", "rated_bandwidth")
         about = {name: getattr(self.device, name) for name in names} | {"python": platform.python_version()}
+        about |= {name: getattr(self.group.ranks, name) for name in ("world_size", "nodes")}
         if not self.group.ranks.rank:
-            self.send(about | {"device": self.device.type, "nodes": self.group.ranks.nodes} | cells)
+            self.send(about | {"device": self.device.type} | cells)
 
     def read_requests(self, begun):
         """Yield the requests of the parent until it asks for the check; before each, tell it that this one waits."""
@@ -164,7 +162,7 @@ class Measurer:
                     "status": "ok",
                     "epoch": epoch,
                     "stop_reason": "epoch",
-                    "flags": " ".join(dict.fromkeys(flags)),
+                    "flags": " ".join(flags),
                     "throughput": count / seconds,
                     "items": count,
                     "seconds": seconds,
@@ -183,17 +181,13 @@ class Measurer:
             MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this
                 process.
         """
-        settings = self.settings
         needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-        if resources.shares_memory(self.device):
-            needed += workload.resident_bytes
-        free = resources.available_bytes()
-        if needed > free:
+        needed += workload.resident_bytes if resources.shares_memory(self.device) else 0
+        if needed > (free := resources.available_bytes()):
             words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
-            more = ", a smaller DEPTH, or LORA_RANK=8" if settings.depth is not None else ""
-            raise MemoryError(f"{words}: choose a smaller MODEL or BATCH_SIZE, 16 bits{more}")
+            raise MemoryError(f"{words}: choose a smaller MODEL or BATCH_SIZE, or 16 bits")
         # Each rank has its own data, and its own order of them.
-        settings = replace(settings, seed=settings.seed + self.group.ranks.rank)
+        settings = replace(self.settings, seed=self.settings.seed + self.group.ranks.rank)
         session = self.framework.open_session(workload, settings, scope)
         try:
             yield session
@@ -252,24 +246,37 @@ class Measurer:
 
 def warn_of_device(settings, device):
     """Warn if a GPU is missing, or if the start of the device is slow."""
+    missing = ""
     if device.type == "cpu" and settings.use_gpu is not False:
-        why = environment.explain_missing_gpu(settings.framework)
-        if settings.use_gpu:
-            why = f"USE_GPU=1, but {why or f'there is no GPU that {settings.framework} can use'}"
-        if why:
-            log.warning("WARNING: %s; measuring the CPU", why)
-    if device.note and not ranks.read_ranks().are_many:
-        log.warning("WARNING: %s", device.note)
+        missing = environment.explain_missing_gpu(settings.framework)
+        if settings.use_gpu and not missing:
+            missing = f"USE_GPU=1, but {settings.framework} finds no GPU"
+    for warning in (missing, device.note):
+        if warning:
+            log.warning("WARNING: %s", warning)
 
 
 def measure_workload(measurer: Measurer, make_workload):
-    """Measure each scope that the settings ask for, up to the first failure."""
+    """Measure each scope that the settings ask for, up to the first failure; device and end_to_end share one model."""
     settings, group = measurer.settings, measurer.group
     workload = make_workload(settings)
+    usual = ["sustained"] if settings.sustain else ["device"]
     if workload.has_pipeline:
         settings = replace(settings, num_workers=choose_workers(settings, workload, group))
         measurer = replace(measurer, settings=settings)
-    for scopes, measure in list_measurements(measurer, workload):
+        if not settings.sustain and settings.phase not in PARTS and "scope" not in LACKS[settings.framework]:
+            usual = SCOPES
+    asked = [*(settings.scope or usual), *(["epoch"] if settings.epochs else [])]
+    on_model, by_itself = ["sustained", "device", "end_to_end"], ["input"]
+    works = (
+        (on_model, measurer.measure_scopes),
+        (by_itself, measurer.measure_scopes),
+        (["epoch"], measurer.measure_epochs),
+    )
+    for scopes, measure in works:
+        scopes = [scope for scope in scopes if scope in asked]
+        if not scopes:
+            continue
         scope, cells = scopes[0], {}
         try:
             for scope, cells in measure(workload, scopes):
@@ -293,18 +300,6 @@ def choose_workers(settings, workload: Workload, group):
         workers = min(group.ranks.share(resources.usable_cores()), MOST_WORKERS)
         workers = max(1, resources.count_workers(workers, PREFETCH + 1, workload.batch_bytes))
     return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
-
-
-def list_measurements(measurer: Measurer, workload: Workload):
-    """Return [(scopes, the function that measures them)]; the scopes device and end_to_end share one model."""
-    settings = measurer.settings
-    if settings.sustain:
-        return [(["sustained"], measurer.measure_scopes)]
-    has_pipeline = workload.has_pipeline and "scope" not in LACKS[settings.framework]
-    scopes = settings.scope or (SCOPES if has_pipeline and settings.phase not in PARTS else ("device",))
-    groups = [[scope for scope in group if scope in scopes] for group in (("device", "end_to_end"), ("input",))]
-    measurements = [(group, measurer.measure_scopes) for group in groups if group]
-    return measurements + ([(["epoch"], measurer.measure_epochs)] if settings.epochs else [])
 
 
 def describe_notes(session, workload):

@@ -9,7 +9,6 @@ parent exits for any reason, standard input ends, and the child kills itself and
 passes standard input on to its ranks, so this holds for each of them, too.
 """
 
-import functools
 import json
 import logging
 import math
@@ -41,22 +40,20 @@ def run_script(function, *words):
     """Run a script's main function, which has no arguments; returns its exit status or that of its error.
 
     Args:
-        words: what may follow the script's name; without them, whatever follows it is a mistake.
+        words: what may follow the script's name.
     """
     set_up()
+    line = ""
     try:
         if (given := sys.argv[1:]) and given[0] not in words:
-            fix = f"write {words[0]!r}" if words else "put settings before it, as in MODEL=mlp-32 make mlp"
+            fix = "put settings before it, as in MODEL=mlp-32 make mlp"
             raise SettingError(f"{Path(sys.argv[0]).name} takes no {' '.join(given)!r}: {fix}")
         status = function()
         sys.stdout.flush()
-        return status
     except (SettingError, ModuleNotFoundError) as error:
-        status = MISTAKE
-        line = f"{explain(error)}\n"
+        status, line = MISTAKE, f"{explain(error)}\n"
     except KeyboardInterrupt:
-        status = INTERRUPTED
-        line = "interrupted\n"
+        status, line = INTERRUPTED, "interrupted\n"
     except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
         status = MISTAKE
         line = "" if isinstance(error, BrokenPipeError) else f"{type(error).__name__}: {error}\n"
@@ -64,8 +61,7 @@ def run_script(function, *words):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:
         traceback.print_exc()
-        status = UNEXPECTED
-        line = "unexpected error: please report it, with the lines above and `make doctor`\n"
+        status, line = UNEXPECTED, "unexpected error: please report it, with the lines above and `make doctor`\n"
     sys.stderr.write(line)
     return status
 
@@ -104,14 +100,6 @@ def deferred_interrupts():
             signal.signal(number, handler)
     if caught:
         raise KeyboardInterrupt
-
-
-@functools.cache
-def keep_awake():
-    """Keep a Mac from falling asleep as long as this process lives; does nothing elsewhere."""
-    command = ["caffeinate", "-i", "-w", str(os.getpid())]
-    with suppress(OSError):  # without the program the Mac may sleep
-        return subprocess.Popen(command, start_new_session=True) if sys.platform == "darwin" else None
 
 
 class Child:
@@ -167,7 +155,6 @@ class Child:
             requests = ()
 
     def _start(self):
-        keep_awake()
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with deferred_interrupts():
             self.process = subprocess.Popen(self.command, env=self.environ, start_new_session=True, **pipes)

@@ -160,7 +160,7 @@ class Settings:
     """The settings of one run; unused ones are None. Until on(), defaults are those of a GPU."""
 
     use_gpu: bool | None = setting(SWITCH, lists=MEASURES_EACH)  # None: the GPU if there is one
-    num_devices: Any = setting(device_count, for_workloads("1"), EACH)  # "all": run.py counts them
+    num_devices: Any = setting(device_count, for_workloads("1"), EACH)  # "all": torchrun counts them
     framework: str = setting(FRAMEWORK, "torch", MEASURES_EACH)
     model: str = setting(
         str,
@@ -212,8 +212,8 @@ class Settings:
 
     @property
     def has_ranks(self):
-        """Return whether NUM_DEVICES (above 1, or all) starts ranks, which share the work."""
-        return self.num_devices in MANY
+        """Return whether NUM_DEVICES (above 1, or all), or several machines (scaling.md) start ranks."""
+        return self.num_devices in MANY or bool(self.num_devices and os.environ.get("PET_NNODES"))
 
     def on(self, device, emulates_bfloat16=False):
         """Return the settings for a device ("cpu", "cuda", "mps" ..., or "gpu" for any other than a CPU)."""

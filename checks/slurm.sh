@@ -34,7 +34,7 @@ done
 awk -v folder="$folder" '!/^    / { file = "" } /^    #!/ { file = folder "/" ++count ".sh" }
     file { print substr($0, 5) >file }' docs/scaling.md
 sed -i -e 's/--nodes=2 --ntasks-per-node=1/--nodes=1 --ntasks=2/; s/--cpus-per-task=[0-9]*/--cpus-per-task=1/' \
-    -e 's/--gpus[a-z-]*=[0-9]//; s/--nproc-per-node=8/--nproc-per-node=1/; s/resnet50/squeezenet1_1/' \
+    -e 's/--gpus[a-z-]*=[0-9]//; s/NUM_DEVICES=8/NUM_DEVICES=1/; s/resnet50/squeezenet1_1/' \
     -e "s,/scratch/\$USER,$folder/scratch,; s/vit_b_16/resnet18/" "$folder"/[123].sh
 # The standard set has its own batch and image sizes.
 sed -i 's/make all/env -u BATCH_SIZE -u IMAGE_SIZE -u SCOPE -u MAX_SECONDS QUICK=1 make all/' "$folder/3.sh"

@@ -43,7 +43,7 @@ class Device:
         values: what is read after step i; by default something new each time.
     """
 
-    queue_steps, num_workers, prepare, queues_steps = None, 0, None, True
+    queue_steps, num_workers, prepare = None, 0, None
     after_first_step = read_loss = trace_count = staticmethod(lambda *_: None)
     matrices, steps_run, first_loss = staticmethod(dict), False, None
     SUBMIT_SECONDS = 1e-5

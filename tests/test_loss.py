@@ -52,7 +52,7 @@ from bench.records import report
 run.SCRIPTS["image"] = os.environ["CHILD"]
 """
 IMAGE = f"""{START}
-sys.exit(process.run_script(lambda: run.measure_command("image", None, None, report.describe_run)))
+sys.exit(process.run_script(lambda: run.measure_command("image", None, report.describe_run)))
 """
 BEST = f"""{START}
 import best_settings
@@ -66,7 +66,7 @@ measure_all.card.finish = lambda *_: [""]
 
 def measure():
     runs = {{each.settings.model: each for each in read_runs("image")}}
-    host = run.read_machine(list(runs.values()))
+    host = run.read_machine(runs["a"])
     measure_all.measure_benchmarks(runs, complete_row(host, {{"device": "cpu"}}), host, runs["a"].settings.results_dir)
 
 sys.exit(process.run_script(measure))

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import zlib
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 
 from bench import child, frameworks, run
 from bench.host import meters, ranks
-from bench.records.rows import work_cells
+from bench.settings import SettingError, read_runs
 from bench.timing import MeasurementError
 from image_benchmark import image_workload
 from tests.rows import read_rows
@@ -23,6 +22,7 @@ TORCHRUN = {
     **{"MASTER_ADDR": "a", "MASTER_PORT": "29400"},
 }
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
+CPU = frameworks.Device("cpu", None, "2.9", 2)
 
 
 def test_torchrun_says_which_rank_this_is():
@@ -30,21 +30,33 @@ def test_torchrun_says_which_rank_this_is():
     assert (me.rank, me.world_size, me.local_rank, me.nodes, me.are_many) == (3, 4, 1, 2, True)
     assert (me.share(7), me.share(1)) == (3, 1)
     assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
+    with pytest.raises(SettingError, match="LOCAL_RANK=''"):
+        ranks.read_ranks(TORCHRUN | {"LOCAL_RANK": ""})
+
+
+def test_torchrun_is_started_by_us_alone(monkeypatch, capsys):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert run.benchmark("image", image_workload) == 2
+    assert "WORLD_SIZE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("command", "environ", "named"),
+    ("environ", "words"),
     [
-        ("image", {"LOCAL_RANK": ""}, "LOCAL_RANK=''"),  # torchrun did not start it
-        ("tflops", {}, "are torchrun's, and `make tflops`"),
-        ("image", {"FRAMEWORK": "jax", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}, "are torchrun's, and `make image`"),
+        ({}, None),
+        ({"NUM_DEVICES": "all"}, {"--standalone", "--nproc-per-node=gpu"}),
+        ({"PET_NNODES": "2", "NUM_DEVICES": "8"}, {"--nproc-per-node=8"}),
     ],
 )
-def test_what_is_no_rank_and_what_has_no_ranks_is_refused(monkeypatch, capsys, command, environ, named):
-    for name, value in (TORCHRUN | {"RANK": "0", "LOCAL_RANK": "0"} | environ).items():
+def test_ranks_are_started_by_torchrun_on_one_machine_or_several(monkeypatch, environ, words):
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert run.benchmark(command, image_workload) == 2
-    assert named in capsys.readouterr().err
+    (one,) = read_runs("image")
+    command = run.make_child(one, None).command
+    assert ("torch.distributed.run" in command) == (words is not None)
+    assert {"--standalone", "--nproc-per-node=gpu", "--nproc-per-node=8"} & {*command} == (words or set())
+    assert run.count_processes(one) == (1 if "PET_NNODES" in environ else 3)
 
 
 class TwoRanks(ranks.Group):
@@ -52,44 +64,30 @@ class TwoRanks(ranks.Group):
 
     ranks = ranks.read_ranks(TORCHRUN)
 
-    def __init__(self, other, me=ranks):
-        self.other, self.ranks = other, me
+    def __init__(self, other):
+        self.other = other
 
     def gather(self, value):
         return [value, self.other]
 
 
-def test_ranks_of_torchrun_share_their_machine(monkeypatch, tmp_path):
-    def measure(measurer, describe):
-        settings = measurer.settings
-        workers = child.choose_workers(settings, describe(settings), measurer.group)
-        assert (workers, measurer.instruments.counter) == (3, None)  # the fewest of any rank
-        measurer.write(work_cells(settings, describe(settings), "device") | {"status": "failed"})
-
-    environ = {"NUM_WORKERS": "4", "MACHINE": "m", "RESULTS_DIR": str(tmp_path)}
-    # torchrun's default of threads: one core of each rank's share.
-    for name, value in (TORCHRUN | environ | {"OMP_NUM_THREADS": "1"}).items():
-        monkeypatch.setenv(name, value)
-    found = frameworks.Device("cpu", None, "2.9", 1)
-    framework = SimpleNamespace(
-        find_device=lambda settings: found, join_ranks=lambda me, device: nullcontext(TwoRanks(3, me))
-    )
-    monkeypatch.setattr(frameworks, "load", lambda name: framework)
-    monkeypatch.setattr(meters, "open_instruments", pytest.fail)
-    for rank in "10":
-        assert not (tmp_path / "m.csv").exists()
-        monkeypatch.setenv("RANK", rank)
-        assert run.benchmark("image", image_workload, measure) == (rank == "0")
-    assert [row["world_size"] for row in read_rows(tmp_path / "m.csv")] == ["4"]
-    assert "OMP_NUM_THREADS" not in os.environ
+def test_only_rank_0_writes_lines_and_all_have_the_fewest_workers():
+    settings = read_runs("image", {"NUM_WORKERS": "4"})[0].settings
+    assert child.choose_workers(settings, image_workload(settings), TwoRanks(3)) == 3
+    lines, group = [], TwoRanks(3)
+    measurer = child.Measurer(settings, None, CPU, meters.Instruments(), group, lines.append, None)
+    measurer.write({})
+    assert not lines
+    group.ranks = replace(group.ranks, rank=0)
+    measurer.write({})
+    assert [(line["world_size"], line["nodes"]) for line in lines] == [(4, 2)]
 
 
 def test_ranks_must_have_the_same_weights_after_training():
     context = SimpleNamespace(check_switches=lambda threads: None)
     session = SimpleNamespace(copy_items=lambda: None, matrices=lambda: [("fc", np.ones(3))], context=context)
-    device = frameworks.Device("cpu", None, "1", 2)
     sums = [zlib.crc32(np.ones(3).tobytes())]
-    measurer = child.Measurer(None, None, device, meters.Instruments(), TwoRanks(sums), print, None)
+    measurer = child.Measurer(None, None, CPU, meters.Instruments(), TwoRanks(sums), print, None)
     measurer.check_last_step(session)
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
         replace(measurer, group=TwoRanks([1])).check_last_step(session)

@@ -3,7 +3,7 @@
 import pytest
 
 import tflops_sweep
-from bench import child
+from bench import child, process
 from bench.host.environment import read_host
 from bench.records.rows import complete_row
 from bench.timing import MeasurementError
@@ -18,7 +18,8 @@ def run_sweep(monkeypatch, environ):
     with monkeypatch.context() as changed:
         for name, value in ({"USE_GPU": "0"} | environ).items():
             changed.setenv(name, value)
-        status = child.main("tflops", None, tflops_sweep.measure_sweep, lines.append)
+        changed.setattr(process, "open_channel", lambda: (lines.append, None))
+        status = child.main("tflops", None, tflops_sweep.measure_sweep)
     return status, [about | line for line in lines]
 
 

@@ -36,7 +36,6 @@ class Device:
     framework_version: str
     num_threads: int  # CPU threads
     emulates_bfloat16: bool = False  # which is slow; such a card is fast in float16
-    count: int = 0  # GPUs of this type that the framework can use, if it runs on several
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
     rated_bandwidth: float | None = None  # of its memory, in GB/s
     # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this type of device.

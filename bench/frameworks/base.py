@@ -74,7 +74,6 @@ class DeviceContext:
 
     def __init__(self, device, settings):
         self.device = device
-        self.queues_steps = device != "cpu"  # whether operators return before the device has computed them
         self.precision, self.weight_bits = settings.precision, settings.weight_bits
         self.seed, self.optimizer = settings.seed, settings.optimizer
         self.compile = settings.compile or False  # None in a command that does not use it

@@ -68,7 +68,6 @@ class Session:
     def __init__(self, context, workload, settings, scope):
         self.context, self.workload, self.settings = context, workload, settings
         self.synchronize, self.trace_count = context.synchronize, context.trace_count
-        self.queues_steps = context.queues_steps
         self.notes = []  # what a reader of the rows has to know
         if scope == "input":
             self.run = lambda images, *_: images
@@ -97,8 +96,6 @@ class Session:
         self.is_trained = phase in TRAINING
         *self.before, self.run = (getattr(model, name) for name in STEPS[phase])
         self.prepare = self.run_before if self.before else None
-        if phase == "prefill" and self.workload.sizes.num_experts > 1:
-            self.queues_steps = False  # the host waits for the choice of experts
 
     def list_steps(self, batches):
         """Yield (the arguments of a step, what its check needs) of batches in NumPy, which are put on the device."""
@@ -225,12 +222,11 @@ class Session:
         self.after_first_step()
 
     def train_epoch(self, order):
-        """Submit a step for each batch of the training data in this order; return how many."""
+        """Submit a step for each batch of the training data in this order."""
         self.losses = []  # of each step, still on the device
         for batch in self.context.batches_in_order(self.train_data, order, self.settings.batch_size):
             self.last_result = self.model.train(*batch)
             self.losses.append(self.model.loss)
-        return len(self.losses)
 
     def evaluate(self):
         """Return the share of the test data that is classified correctly."""

@@ -1,7 +1,7 @@
 """Ranks: equal processes, one for each device, that do the same work in step.
 
-torchrun sets each one's environment variables (https://docs.pytorch.org/docs/stable/elastic/run.html). bench/run.py
-starts it for NUM_DEVICES; on a cluster the user starts it, or Slurm sets the variables.
+torchrun, which bench/run.py starts, sets each one's environment variables
+(https://docs.pytorch.org/docs/stable/elastic/run.html).
 """
 
 import os
@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 
 from bench.settings import SettingError
+
+NODES = "PET_NNODES"  # torchrun reads the number of machines from it, unless its command says otherwise
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,6 @@ def read_ranks(environ=os.environ):
         variables = " ".join(f"{name}={text!r}" for name, text in texts.items())
         raise SettingError(f"{variables} do not describe a rank: start by torchrun, which sets them, or unset them")
     return Ranks(rank, size, local_rank, local_size, -(-size // local_size), are_many=True)
-
-
-def refuse_ranks(command):
-    """Raise SettingError if torchrun or Slurm started this process of a command that starts its runs itself."""
-    if read_ranks().are_many:
-        raise SettingError(f"RANK and WORLD_SIZE are torchrun's, and `{command}` starts its runs itself: unset them")
 
 
 class Group:

@@ -170,7 +170,7 @@ def list_doubts(by_line):
     named = {}
     for line, of_line in by_line.items():
         for flag in " ".join(row["flags"] for row in of_line.values()).split():
-            if flag in FLAGS and not (flag == "launch_bound" and line.is_latency):  # which is what it is for
+            if flag in FLAGS:
                 named.setdefault(flag, {})[f"{line.title} {line.phase}"] = None
     return [f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items()]
 
@@ -181,9 +181,8 @@ def describe_bar(row):
         return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
-    bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
     name = ", ".join(filter(None, [row["precision"], row["memory_format"].replace("channels_first", "")]))
-    return name, ends + bound, f"{format_percent(share)} %" if share > 0 else ""
+    return name, ends, f"{format_percent(share)} %" if share > 0 else ""
 
 
 def draw_card(card):

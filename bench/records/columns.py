@@ -138,8 +138,6 @@ FLAGS = {
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "launch_bound": "the host submits the work as slowly as the device computes it: a larger BATCH_SIZE "
-    "(uncompiled: or COMPILE=1) shows more of the device",
     "short": "so few batches were measured that those prepared in advance may inflate the rate: set a larger "
     "MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",

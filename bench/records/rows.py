@@ -24,7 +24,6 @@ def work_cells(settings, workload, scope):
     return {
         **{name: settings.cell(name) for name in names},
         "method_version": METHOD_VERSION,
-        "world_size": settings.num_devices or 1,
         "workload": workload.name,
         "model": workload.model,
         "scope": scope,

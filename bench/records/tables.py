@@ -115,18 +115,20 @@ def parse(text, path):
 def combine(rows):
     """Return a frame of the results of rows, which may be those of many runs, in their order.
 
-    A result is the row of the median process (of two in the middle the slower one), with an interval from the lowest
-    end of all processes to the highest one. Processes that others disturbed, or that failed or were interrupted, do
-    not count if the run has others; the note says so. Added are `processes`, how many count (of failures none),
-    `process_rates`, a text with their rates, `disturbed`, and `bottleneck`, what limits a pipeline.
+    A result is that of a run on one device: the row of the median process (of two in the middle the slower one), with
+    an interval from the lowest end of all processes to the highest one. Processes that others disturbed, or that failed
+    or were interrupted, do not count if the run has others; the note says so. Added are `processes`, how many count (of
+    failures none), `process_rates`, a text with their rates, `disturbed`, and `bottleneck`, what limits a pipeline.
     """
-    rows = rows.drop_duplicates(["run_id", *WORK, "process", "status"])  # a file may have been added to itself
+    rows = rows.drop_duplicates(
+        ["run_id", "device", *WORK, "process", "status"]
+    )  # a file may have been added to itself
     is_ok = rows["status"] == "ok"
     disturbed = rows["flags"].str.contains("|".join(DISTURBING))
     rows = rows.assign(
         disturbed=disturbed,
         grade=np.select([is_ok & ~disturbed, is_ok, rows["throughput"].notna()], [3, 2, 1], 0),
-        result=rows.groupby(["run_id", *WORK], sort=False).ngroup(),
+        result=rows.groupby(["run_id", "device", *WORK], sort=False).ngroup(),
     )
     counts = rows["grade"] == rows.groupby("result")["grade"].transform("max")
     ordered = rows[counts].sort_values("throughput", kind="stable").groupby("result")
@@ -170,8 +172,9 @@ def explain(left_out, count):
 def name_bottlenecks(found):
     """Return results with the bottleneck, and its reason, of each run that measured all three scopes."""
     of_scopes = found[(found["status"] == "ok") & ~found["published"] & found["scope"].isin(SCOPES)]
-    has_all = of_scopes.groupby("run_id")["scope"].transform("nunique") == len(SCOPES)
-    for _, scopes in of_scopes[has_all].groupby("run_id"):
+    of = ["run_id", "device"]
+    has_all = of_scopes.groupby(of)["scope"].transform("nunique") == len(SCOPES)
+    for _, scopes in of_scopes[has_all].groupby(of):
         by_scope = {row["scope"]: row for row in scopes.reset_index().to_dict("records")}
         rates = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
         row = by_scope["end_to_end"]

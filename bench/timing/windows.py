@@ -35,10 +35,6 @@ ENOUGH_QUEUES = 10
 SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
 MOST_RATES = 100
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
-LAUNCHES = 3  # steps whose submission is timed
-# Share of a step's time. A driver queues about 1,000 launches and then lets the host wait, so submitting 5,000 kernels
-# takes 0.8 of the time that a device needs for them.
-LAUNCH_BOUND = 0.95
 
 
 @contextmanager
@@ -54,15 +50,9 @@ def collection_disabled():
 
 @dataclass
 class Timer:
-    """Times one session, from its first step to the result.
+    """Times one session, from its first step to the result."""
 
-    Attributes:
-        windows: their seconds, in order.
-        steps: in each window.
-        slices: the rate of each slice.
-    """
-
-    session: Any  # a BaseSession of bench/frameworks/session.py
+    session: Any  # a Session of bench/frameworks/session.py
     items_per_step: float
     max_seconds: float
     _: KW_ONLY
@@ -72,14 +62,12 @@ class Timer:
     clock: Any = time.perf_counter  # () -> wall seconds
     on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
     watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
-    windows: list[float] = field(default_factory=list)
-    slices: list[float] = field(default_factory=list)
-    steps: int = 1
+    windows: list[float] = field(default_factory=list)  # their seconds, in order
+    slices: list[float] = field(default_factory=list)  # the rate of each
+    steps: int = 1  # in each window
 
-    @property
-    def is_stream(self):
-        """Return whether the batches come from a pipeline, as in the scopes input and end_to_end."""
-        return self.session.queue_steps is not None
+    def __post_init__(self):
+        self.is_stream = self.session.queue_steps is not None  # batches come from a pipeline: input and end_to_end
 
     def measure(self, requests=({},)):
         """Measure with garbage collection disabled; return the cells of the result, flags as words of a text.
@@ -111,14 +99,12 @@ class Timer:
 
     def start(self):
         """Warm up after the first step, choose the steps of a window, and check that all of them run."""
-        session, clock = self.session, self.clock
-        session.after_first_step()
-        began = clock()
+        self.session.after_first_step()
+        began = self.clock()
         step_seconds = self.drain_queue() if self.is_stream else self.warm_up()
-        self.submit_seconds = self.time_submitting()
-        self.warmup_seconds = clock() - began
+        self.warmup_seconds = self.clock() - began
         self.steps = self.choose_stream_steps(step_seconds) if self.is_stream else self.choose_steps(step_seconds)
-        if not session.steps_run:
+        if not self.session.steps_run:
             check_steps_run(self, self.steps)
             if self.is_stream:
                 self.drain_queue()  # single steps are slower, so the queue filled up meanwhile
@@ -157,45 +143,30 @@ class Timer:
             steps += block
         return pace
 
-    def time_submitting(self):
-        """Return the median seconds in which the host submits a step to an idle device; 0 if steps are not queued."""
-        if not self.session.queues_steps or self.session.prepare or self.is_stream:
-            return 0.0
-        seconds = []
-        for _ in range(LAUNCHES):
-            self.session.synchronize()
-            start = self.clock()
-            self.session.step()
-            seconds.append(self.clock() - start)
-        self.session.synchronize()
-        return statistics.median(seconds)
-
     def choose_steps(self, step_seconds):
-        """Return the steps in a window: enough for its end to cost less than 1 % of it; one with prepare()."""
+        """Return the steps in a window: enough for its end to cost less than 1 % of it; one with prepare().
+
+        The end costs what two windows of a step exceed one of two steps: besides synchronising and reading, the device
+        idles until the host has submitted more. Other programs can only lengthen a window, so the shortest ones are
+        compared, which were measured alternately.
+        """
         if self.session.prepare:
             return 1
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(self.session, self.clock) / MAX_END_SHARE)
         longest = self.max_seconds / ENOUGH_WINDOWS
         if 2 * step_seconds < longest:
-            window = max(window, min(self.end_seconds() / MAX_END_SHARE, longest))
+            pairs = [[timed(self.session, self.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
+            one, two = map(min, zip(*pairs, strict=True))
+            window = max(window, min((2 * one - two) / MAX_END_SHARE, longest))
         return max(1, math.ceil(window / step_seconds))
-
-    def end_seconds(self):
-        """Return the seconds that the end of a window costs: those that two windows of a step exceed one of two steps.
-
-        Besides synchronising and reading, the device idles until the host has submitted more. Other programs can only
-        lengthen a window, so the shortest ones are compared, which were measured alternately.
-        """
-        windows = [[timed(self.session, self.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
-        one, two = map(min, zip(*windows, strict=True))
-        return 2 * one - two
 
     def choose_stream_steps(self, step_seconds):
         """Return the batches in a window: a multiple of the workers, which deliver one after the other."""
-        seconds = max(1, self.session.num_workers) * step_seconds
+        workers = max(1, self.session.num_workers)
+        seconds = workers * step_seconds
         if seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
             return 1
-        return max(1, self.session.num_workers) * max(1, round(MIN_WINDOW_SECONDS / seconds))
+        return workers * max(1, round(MIN_WINDOW_SECONDS / seconds))
 
     def measure_windows(self):
         """Time windows until find_stop_reason() has one; return it.
@@ -235,22 +206,23 @@ class Timer:
         It is `sustain` at the end of a sustained run, `num_images` after the given number of items, otherwise
         `target_ci` if the interval is narrow enough, `max_seconds` if the time is over.
         """
+        count = len(self.windows)
         if self.sustain:
             return "sustain" if elapsed >= self.sustain else ""
         if self.num_items is not None:
-            return "num_images" if len(self.windows) * self.steps * self.items_per_step >= self.num_items else ""
+            return "num_images" if count * self.steps * self.items_per_step >= self.num_items else ""
         max_seconds = self.max_seconds
         if self.is_stream:
             max_seconds = max(STREAM_SHARE * max_seconds, self.least_seconds)
         # Looking at the interval after every window would cost time between them and invite a lucky stop: look every
         # 10 %.
-        if len(self.windows) >= self.next_look and not self.is_stream:
+        if count >= self.next_look and not self.is_stream:
             self.next_look = math.ceil(self.next_look * 1.1)
             low, high = interval(self.windows)
             is_narrow = 50 * (high - low) / statistics.median(self.windows) <= TARGET_CI  # half of it, in percent
             if is_narrow and sum(self.windows) >= max(MIN_MEASURED_SECONDS, self.least_seconds):
                 return "target_ci"
-        is_late = elapsed >= max_seconds and len(self.windows) >= LEAST_WINDOWS
+        is_late = elapsed >= max_seconds and count >= LEAST_WINDOWS
         is_too_late = elapsed >= 3 * max_seconds  # even with a single window
         return "max_seconds" if is_late or is_too_late else ""
 
@@ -277,7 +249,6 @@ class Timer:
             "short": self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps,
             "drift": has_drift(windows),
             "uneven": len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput,
-            "launch_bound": self.submit_seconds > LAUNCH_BOUND * step_seconds,
         }
         flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
         return readings | {
@@ -295,7 +266,7 @@ class Timer:
             "first_step_seconds": self.first_step_seconds,
             "warmup_seconds": self.warmup_seconds,
             "stop_reason": reason,
-            "flags": " ".join(dict.fromkeys(flags)),
+            "flags": " ".join(flags),
             "rates": " ".join(f"{rate:.6g}" for rate in self.slices or self.list_rates()),
         }
 
@@ -312,12 +283,9 @@ class Timer:
         """Return (seconds, flags) of one pass over the training data in this order of items."""
         with collection_disabled():
             counters = start_counters(self)
-            start = self.clock()
-            steps = self.session.train_epoch(order)
-            self.session.synchronize()
-            self.session.read()
-            seconds = self.clock() - start
-            flags, _ = check_counters(self, counters, steps, "epoch")
+            self.session.step = lambda: self.session.train_epoch(order)
+            seconds = timed(self.session, self.clock, 1)
+            flags, _ = check_counters(self, counters, len(self.session.losses), "epoch")
         return seconds, flags
 
 

@@ -460,32 +460,3 @@ def test_intervals_cover_the_truth_as_often_as_the_documents_say():
     assert not any("slower" in shares[percent] for percent in (5, 10, 30))
     assert shares[10]["faster"] > 0.95
     assert shares[30] == {"faster": 1}
-
-
-class Driver(Device):
-    """A device whose driver queues 1,000 of the 5,000 kernels of a step; submitting a kernel takes the host so long."""
-
-    def __init__(self, submit_seconds, kernel_seconds, **attributes):
-        super().__init__(Clock())
-        self.submit, self.kernel = submit_seconds, kernel_seconds
-        vars(self).update(attributes)
-
-    def step(self):
-        for _ in range(5000):
-            self.clock.now = max(self.clock.now + self.submit, self.free_at - 1000 * self.kernel)
-            self.free_at = max(self.free_at, self.clock.now) + self.kernel
-        self.steps += 1
-
-
-@pytest.mark.parametrize(
-    ("submit", "kernel", "attributes", "is_bound"),
-    [
-        (2e-6, 1e-6, {}, True),
-        (1e-7, 1e-5, {}, False),  # a full queue blocks, so that submitting takes 0.8 of the step
-        (2e-6, 1e-6, {"queues_steps": False}, False),  # a CPU
-        (2e-6, 1e-6, {"prepare": lambda: None}, False),
-    ],
-)
-def test_a_slow_host_is_noticed_and_a_full_queue_is_not_one(submit, kernel, attributes, is_bound):
-    fake = Driver(submit, kernel, **attributes)
-    assert ("launch_bound" in run(fake).flags) == is_bound

@@ -95,7 +95,7 @@ def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypa
     wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
     fakes = {"put_operands": lambda *arrays: arrays, "operators": {"conv3x3": wrong}}
     fakes |= {"sample": lambda output, indices: output, "synchronize": None, "trace_count": None}
-    context = SimpleNamespace(device=device, precision="float16", seed=0, queues_steps=False, **fakes)
+    context = SimpleNamespace(device=device, precision="float16", seed=0, **fakes)
     session = Session(context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
     session.precisions = {"matmul": "float16", "convolution": "float16"}
     session.step()

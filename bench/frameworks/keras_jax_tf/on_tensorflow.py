@@ -149,7 +149,6 @@ class DeviceContext(KerasContext):
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
-        self.queues_steps = self.device == "cuda"  # nobody knows that of Metal's plug-in
         self.reset_peak_memory()
         self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
 

@@ -43,7 +43,9 @@ def find_device(settings):
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
-    if ranks.are_many and count > 1:  # Slurm may show each rank only its own
+    if 0 < count < ranks.local_world_size:
+        raise SettingError(f"NUM_DEVICES={ranks.local_world_size}, but the GPUs here are {count}: set a number")
+    if ranks.are_many and count:
         torch.accelerator.set_device_index(ranks.local_rank)
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
@@ -64,7 +66,6 @@ def find_device(settings):
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
         emulates_bfloat16=is_old_cpu or is_old_card,
-        count=count,
         is_integrated=is_integrated,
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
         why_not_compiled=environment.explain_missing_compiler() if is_nvidia else None,
