@@ -26,9 +26,7 @@ def mlp_workload(settings):
     model = settings.model.lower()
     widths = (cifar10.PIXELS, *hidden_widths(model), cifar10.CLASSES)
     parameters, flops = mlp_counts(widths, settings.phase)
-    data = settings.data or "cifar10"
-    if data == "cifar10":
-        cifar10.load()  # to find that there is no network before anything is measured
+    data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",
         model=model,

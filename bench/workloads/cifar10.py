@@ -5,6 +5,7 @@ Each image is one byte of label and 3 x 32 x 32 bytes of red, green and blue.
 """
 
 import functools
+import logging
 import sys
 import tarfile
 
@@ -13,6 +14,8 @@ import pooch
 
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
+
+log = logging.getLogger("bench")
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 HASH = "md5:c32a1d4ab5d03f1284b67883e8d87530"
@@ -23,6 +26,20 @@ TRAIN_IMAGES = 50_000
 TEST_IMAGES = 10_000
 TRAIN = tuple(f"cifar-10-batches-bin/data_batch_{i}.bin" for i in range(1, 6))
 TEST = ("cifar-10-batches-bin/test_batch.bin",)
+
+
+@functools.cache
+def choose(data):
+    """Return the data to use: a value of DATA, or without one cifar10, or synthetic if that is not available."""
+    try:
+        if data != "synthetic":
+            load()
+        return data or "cifar10"
+    except SettingError as error:
+        if data:
+            raise
+        log.warning("WARNING: %s; measuring synthetic images", error)
+        return "synthetic"
 
 
 def make_batches(data, batch_size, seed):

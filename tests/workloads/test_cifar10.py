@@ -34,7 +34,10 @@ def test_an_archive_becomes_batches(tmp_path, monkeypatch):
         assert all((images[:, 0] * 255 / 10).round().tolist() == labels.tolist() for images, labels in batches)
 
 
-def test_without_a_network_the_fix_is_named(tmp_path):
+def test_without_a_network_synthetic_images_are_measured_unless_cifar10_was_asked_for(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cifar10, "load", functools.partial(cifar10.load, tmp_path, NOWHERE))
+    assert cifar10.choose.__wrapped__(None) == "synthetic"
+    assert "synthetic" in caplog.text
     with pytest.raises(SettingError, match="DATA=synthetic"):
-        cifar10.load(tmp_path, NOWHERE)
+        cifar10.choose.__wrapped__("cifar10")
     assert list(tmp_path.glob("*.gz")) == []
