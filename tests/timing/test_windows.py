@@ -233,21 +233,12 @@ def test_two_windows_at_least_unless_they_take_three_times_the_limit(seconds, wi
     assert (result.throughput_low is None) == (windows == 1)  # no interval
 
 
-def slow_barrier(fake, seconds):
-    synchronize = fake.synchronize
-
-    def slow():
-        synchronize()
-        fake.clock.now += seconds
-
-    fake.synchronize = slow
-    return fake
-
-
 def test_windows_outlast_the_clock_and_the_barrier():
     assert run(steps_of(0.001)).steps_per_window >= 25
     assert run(Lazy(0.4)).steps_per_window == 1  # so that nothing can be skipped
-    result = run(slow_barrier(steps_of(0.010), 0.002))
+    fake = steps_of(0.010)
+    fake.BARRIER_SECONDS = 0.002
+    result = run(fake)
     assert result.steps_per_window >= 17  # 200 ms at 12 ms a step, as the warm-up sees it
     assert result.step_seconds_median == pytest.approx(0.010, rel=0.02)
     assert result.step_seconds_p95 is None  # several steps share a window
@@ -290,7 +281,8 @@ def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monk
 @pytest.mark.parametrize(("barrier", "shows"), [(0.002, True), (0.0001, False)])
 def test_a_part_of_a_step_is_timed_without_what_comes_before_it(barrier, shows):
     # At first its steps take five times as long, so it also has to warm up.
-    fake = slow_barrier(Device(Clock(), work=lambda i: 0.020 * (1 + 4 * max(0.0, 1 - i / 15))), barrier)
+    fake = Device(Clock(), work=lambda i: 0.020 * (1 + 4 * max(0.0, 1 - i / 15)))
+    fake.BARRIER_SECONDS = barrier
 
     def forward():
         fake.calls.append("prepare")
