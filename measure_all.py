@@ -28,7 +28,7 @@ from bench.workloads.standard_set import PEAKS, RUNS, STANDARD_SET
 
 log = logging.getLogger("bench")
 
-LIMIT = 600  # seconds after which a process is ended, except the first one of each benchmark, which may compile
+LIMIT = 2400  # seconds after which a process is ended; the first may download data or compile kernels
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
 # Columns that agree in all processes of a run of the set.
@@ -116,7 +116,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
             rows = rows_by_run[run]
             number = len(list_processes(rows)) + 1
             try:
-                measure_rounds({run: rows}, host, show, [number], LIMIT if rows else process.FIRST_LIMIT)
+                measure_rounds({run: rows}, host, show, [number], LIMIT)
             except results.ResultsError:
                 raise
             except SettingError as error:

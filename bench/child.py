@@ -66,9 +66,8 @@ def main(command, make_workload, measure):
             write(asdict(device))
             return 0
         settings = settings.on(device.type, device.emulates_bfloat16)
-        instruments = meters.Instruments()
-        if not me.are_many:  # the energy and heat of one card would be those of one rank only
-            instruments = meters.open_instruments(device.type, device.device_name)
+        # The energy and heat of one card would be those of one rank only.
+        instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
         # A process by itself is a group of one, which waits for nobody.
         with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
             measure(Measurer(settings, framework, device, instruments, group, write, requests), make_workload)
@@ -158,17 +157,10 @@ class Measurer:
             for epoch in range(1, self.settings.epochs + 1):
                 yield scope, {"status": process.BEGUN, "note": "measuring", "epoch": epoch}
                 seconds, flags = timer.measure_epoch(epoch_order(count, self.settings.seed, epoch))
-                cells = {
-                    "status": "ok",
-                    "epoch": epoch,
-                    "stop_reason": "epoch",
-                    "flags": " ".join(flags),
-                    "throughput": count / seconds,
-                    "items": count,
-                    "seconds": seconds,
-                    "loss_mean": statistics.fmean(map(float, session.losses)),
-                    "accuracy": session.evaluate(),
-                }
+                loss = statistics.fmean(map(float, session.losses))
+                cells = {"status": "ok", "epoch": epoch, "stop_reason": "epoch", "flags": " ".join(flags)}
+                cells |= {"throughput": count / seconds, "items": count, "seconds": seconds}
+                cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
                 self.check_last_step(session)
                 cells |= self.describe_result(workload, scope, session, cells)
                 yield scope, cells | {"note": describe_notes(session, workload)}
@@ -178,8 +170,7 @@ class Measurer:
         """Open a session for all ranks, and close it at the end.
 
         Raises:
-            MemoryError: the work does not fit in the system's memory. It would swap, or the system would kill this
-                process.
+            MemoryError: the work does not fit in the system's memory: it would swap, or this process would be killed.
         """
         needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
         needed += workload.resident_bytes if resources.shares_memory(self.device) else 0
@@ -218,13 +209,9 @@ class Measurer:
 
     def describe_result(self, workload: Workload, scope, session, cells):
         """Return the cells that a result gets from its work: FLOPs, bytes, precision, memory."""
-        is_cpu = self.device.type == "cpu"
-        more = {
-            "parameters": session.parameters,
-            "output_error": session.output_error,
-            "measured_precision": precision.describe(session.precisions),
-            "peak_memory_bytes": meters.process_peak_bytes() if is_cpu else session.context.peak_memory_bytes(),
-        }
+        read_peak = meters.process_peak_bytes if self.device.type == "cpu" else session.context.peak_memory_bytes
+        more = {"parameters": session.parameters, "output_error": session.output_error}
+        more |= {"measured_precision": precision.describe(session.precisions), "peak_memory_bytes": read_peak()}
         if workload.flops_per_item and scope != "input":
             more["flops_per_item"] = workload.flops_per_item
             more["tflops"] = cells["throughput"] * workload.flops_per_item / 1e12
@@ -267,13 +254,9 @@ def measure_workload(measurer: Measurer, make_workload):
         if not settings.sustain and settings.phase not in PARTS and "scope" not in LACKS[settings.framework]:
             usual = SCOPES
     asked = [*(settings.scope or usual), *(["epoch"] if settings.epochs else [])]
-    on_model, by_itself = ["sustained", "device", "end_to_end"], ["input"]
-    works = (
-        (on_model, measurer.measure_scopes),
-        (by_itself, measurer.measure_scopes),
-        (["epoch"], measurer.measure_epochs),
-    )
-    for scopes, measure in works:
+    measures = {("sustained", "device", "end_to_end"): measurer.measure_scopes}
+    measures |= {("input",): measurer.measure_scopes, ("epoch",): measurer.measure_epochs}
+    for scopes, measure in measures.items():
         scopes = [scope for scope in scopes if scope in asked]
         if not scopes:
             continue

@@ -29,7 +29,6 @@ from bench.settings import SettingError
 MISTAKE, INTERRUPTED, UNEXPECTED = 2, 130, 3
 TASK = "BENCH_TASK"  # the variable that marks a child
 FIND_DEVICE, MEASURE = "find_device", "measure"  # its values
-FIRST_LIMIT = 2400  # seconds; the first process may download data or compile kernels
 POLL_SECONDS = 0.2  # between looks whether a child has exited
 GRACE_SECONDS = 10.0  # for the rest of what it said
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died

@@ -54,7 +54,10 @@ def measure_command(command, make_workload, describe_rows):
     """Measure every run of the environment's settings; store each round, and print each group when it has ended.
 
     Returns:
-        The exit status: 1 if no row has a result; 130 after Ctrl-C, which ends everything.
+        The exit status: 1 if all rows are failures; 130 after Ctrl-C, which ends everything.
+
+    Raises:
+        SettingError: a mistake, which ends everything, too.
     """
     runs = read_runs(command)
     folder = runs[0].settings.results_dir
@@ -63,19 +66,13 @@ def measure_command(command, make_workload, describe_rows):
         workload = make_workload(run.settings)  # so that an unknown MODEL is noticed before anything is measured
         if command == "mlp":  # all processes of a run have the same data
             runs[index] = run.with_settings(DATA=workload.columns["data"])
-    groups = group_runs(runs)
     measured, status = [], 0
-    for group in groups:
+    for group in group_runs(runs):
         rows_by_run = {run: [] for run in group}
         count = count_processes(group[0], is_compared=len(group) > 1)
         try:
             with report.progress(count * len(group)) as show:
                 measure_rounds(rows_by_run, host, show, range(1, count + 1))
-        except SettingError as error:
-            if isinstance(error, results.ResultsError) or len(groups) == 1:
-                raise
-            log.error("%s", error)
-            status = process.MISTAKE
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
@@ -90,14 +87,13 @@ def measure_command(command, make_workload, describe_rows):
             if comparison := compare_runs(rows_by_run[run], rows_by_run[group[0]], chosen):
                 print(report.describe_comparison(comparison, run.differences, group[0].differences))
         sys.stdout.flush()
-        if status == process.INTERRUPTED:
+        if status:
             break
     for table in filter(None, [report.describe_scaling(measured), report.describe_parts(measured)]):
         print(table)
     print_paths(folder, measured)
-    if status != process.INTERRUPTED and has_result(measured):
-        return 0
-    return status or int(bool(measured))  # a machine whose ranks belong to another one's process has no rows
+    # A machine without rank 0 has no rows at all.
+    return status or int(bool(measured) and not has_result(measured))
 
 
 def print_paths(folder, rows):

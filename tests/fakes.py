@@ -39,18 +39,17 @@ class Device:
     Args:
         clock: moved by what the host does and waits for.
         work: step number (from 0) -> seconds on the device.
-        barrier: False makes synchronize() return at once; the read waits all the same.
-        values: what is read after step i; by default something new each time.
     """
 
     queue_steps, num_workers, prepare = None, 0, None
     after_first_step = read_loss = trace_count = staticmethod(lambda *_: None)
     matrices, steps_run, first_loss = staticmethod(dict), False, None
     SUBMIT_SECONDS = 1e-5
+    BARRIER_SECONDS = 0.0
     READ_SECONDS = 2e-5
 
-    def __init__(self, clock, work=lambda i: 0.010, barrier=True, values=float):
-        self.clock, self.work, self.barrier, self.values = clock, work, barrier, values
+    def __init__(self, clock, work=lambda i: 0.010):
+        self.clock, self.work = clock, work
         self.free_at = 0.0
         self.steps = 0
         self.calls = []
@@ -63,17 +62,11 @@ class Device:
 
     def synchronize(self):
         self.calls.append("synchronize")
-        if self.barrier:
-            self.clock.now = max(self.clock.now, self.free_at)
-
-    @property
-    def last_result(self):
-        return self.steps
+        self.clock.now = max(self.clock.now, self.free_at) + self.BARRIER_SECONDS
 
     def read(self):
         self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
-        return self.values(self.steps)
 
 
 class FakeChild(process.Child):

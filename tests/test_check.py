@@ -88,32 +88,22 @@ def test_gradients_of_useless_outputs_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("about", "words"),
+    ("about", "attributes", "words"),
     [
-        ({"weight_bits": 4}, "quantised"),
-        ({"num_experts": 8}, "experts"),
-        ({"model": "efficientnet_b0", "precision": "bfloat16"}, "magnifies"),
-        ({"model": "efficientnet_b0"}, ""),
-        ({}, ""),
+        ({"weight_bits": 4}, {}, "quantised"),
+        ({"num_experts": 8}, {}, "experts"),
+        ({"model": "efficientnet_b0", "precision": "bfloat16"}, {}, "magnifies"),
+        ({"model": "efficientnet_b0"}, {}, ""),
+        ({}, {"flops_of_item": lambda inputs: 1e15}, "too many FLOPs"),
+        ({}, {"model": SimpleNamespace(size=10**15)}, "GB are free"),
+        ({}, {"model": SimpleNamespace(size=1, on_cpu=lambda: 1 / 0)}, "division by zero"),
     ],
 )
-def test_a_model_that_is_not_compared_says_why(about, words):
+def test_a_model_that_is_not_compared_says_why(about, attributes, words):
     session = fake_session(**about)
+    vars(session).update(attributes)
     error = check.check_output(session, *check.copy_items(session))
     assert (error is None, words in " ".join(session.notes)) == (bool(words), True)
-
-
-@pytest.mark.parametrize("what", ["memory", "flops", "fails"])
-def test_what_the_cpu_cannot_compute_is_noted_and_not_lost(monkeypatch, what):
-    session = fake_session()
-    if what == "memory":
-        monkeypatch.setattr(check.resources, "available_bytes", lambda: 1)
-    elif what == "flops":
-        session.flops_of_item = lambda inputs=None: 1e15
-    else:
-        session.model.on_cpu = lambda: 1 / 0
-    assert check.check_output(session, *check.copy_items(session)) is None
-    assert session.notes[0].startswith("not compared with the CPU: ")
 
 
 def test_large_items_are_compared_in_a_smaller_size():

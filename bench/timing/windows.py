@@ -103,7 +103,7 @@ class Timer:
         began = self.clock()
         step_seconds = self.drain_queue() if self.is_stream else self.warm_up()
         self.warmup_seconds = self.clock() - began
-        self.steps = self.choose_stream_steps(step_seconds) if self.is_stream else self.choose_steps(step_seconds)
+        self.steps = self.choose_steps(step_seconds)
         if not self.session.steps_run:
             check_steps_run(self, self.steps)
             if self.is_stream:
@@ -148,10 +148,15 @@ class Timer:
 
         The end costs what two windows of a step exceed one of two steps: besides synchronising and reading, the device
         idles until the host has submitted more. Other programs can only lengthen a window, so the shortest ones are
-        compared, which were measured alternately.
+        compared, which were measured alternately. In a pipeline it is a multiple of the workers, which deliver one
+        after the other.
         """
         if self.session.prepare:
             return 1
+        if self.is_stream:
+            workers = max(1, self.session.num_workers)
+            is_slow = workers * step_seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES  # for MIN_SAMPLES windows
+            return 1 if is_slow else workers * max(1, round(MIN_WINDOW_SECONDS / (workers * step_seconds)))
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(self.session, self.clock) / MAX_END_SHARE)
         longest = self.max_seconds / ENOUGH_WINDOWS
         if 2 * step_seconds < longest:
@@ -159,14 +164,6 @@ class Timer:
             one, two = map(min, zip(*pairs, strict=True))
             window = max(window, min((2 * one - two) / MAX_END_SHARE, longest))
         return max(1, math.ceil(window / step_seconds))
-
-    def choose_stream_steps(self, step_seconds):
-        """Return the batches in a window: a multiple of the workers, which deliver one after the other."""
-        workers = max(1, self.session.num_workers)
-        seconds = workers * step_seconds
-        if seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES:  # too slow for MIN_SAMPLES windows
-            return 1
-        return workers * max(1, round(MIN_WINDOW_SECONDS / seconds))
 
     def measure_windows(self):
         """Time windows until find_stop_reason() has one; return it.

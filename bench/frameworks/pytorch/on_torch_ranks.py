@@ -18,7 +18,7 @@ def replicate(module):
 
 
 class Group(ranks.Group):
-    """The ranks that torchrun or Slurm has started. The contract is in bench/host/ranks.py.
+    """The ranks that torchrun has started. The contract is in bench/host/ranks.py.
 
     Clock and barrier are messages between CPUs, by gloo, on every device: a rank that ends is noticed at once.
     """
