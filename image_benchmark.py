@@ -40,10 +40,12 @@ def image_workload(settings):
         raise SettingError(f"MODEL={settings.model!r} is not a known model: did you mean {', '.join(near)}?")
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     sizes = ImageSizes(side)
-    parameters = flops = None  # unknown for a model, or a size of its images, that flops.csv lacks
+    parameters = flops = None  # unknown for a model that flops.csv lacks
     counts = models.get(model)
-    if counts and int(counts["image_size"]) == side:
+    is_counted = counts and int(counts["image_size"]) == side
+    if counts and (is_counted or not model.startswith("vit")):  # a ViT trains a vector for each patch
         parameters = int(counts["parameters"])
+    if is_counted:
         forward = int(counts["inference_flops"])  # of convolutions and matmuls
         flops = flops_of_phase(settings.phase, forward, int(counts["training_flops"]) - forward)
     return Workload(

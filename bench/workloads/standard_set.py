@@ -74,6 +74,7 @@ class Line:
 
 ON_CPU = {"devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
 TOO = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
+PIPELINE = {"has_pipeline": True, "is_quick": True}
 IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
 BITS = {"settings": (("WEIGHT_BITS", "4"),)}
@@ -85,7 +86,7 @@ GRAPHS = {"compile": "reduce-overhead"}  # CUDA graphs: Python submits a step at
 LONG = {"settings": (("PROMPT_TOKENS", "4096"),)}  # 2,048 are 8.5 ms of work for an H200, in 10.7 ms of launches
 LORA = {"settings": (("LORA_RANK", "8"),)}
 STANDARD_SET = (
-    Line("ResNet-50", "image", "resnet50", "inference", 16, is_quick=True, has_pipeline=True, **ON_CPU),
+    Line("ResNet-50", "image", "resnet50", "inference", 16, **PIPELINE, **ON_CPU),
     Line("ResNet-50", "image", "resnet50", "training", 16, is_quick=True, **ON_CPU),
     Line("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True, **ON_CPU),
     Line("MobileNetV2", "image", "mobilenet_v2", "training", 16, **ON_CPU),
@@ -98,10 +99,7 @@ STANDARD_SET = (
     Line("ResNet-50", "image", "resnet50", "inference", 256, needs=(4, 8), below_gb=11, **NOT_KERAS, **IMAGES),
     # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them. Each of a
     # pipeline's workers holds three batches: of 1,024 images 16 workers need a minute until the queue has passed.
-    Line(
-        *("ResNet-50", "image", "resnet50", "training", 64),
-        **{"needs": (4, 8, 16), "is_quick": True, "has_pipeline": True} | IMAGES | TOO,
-    ),
+    Line("ResNet-50", "image", "resnet50", "training", 64, needs=(4, 8, 16), **PIPELINE, **IMAGES, **TOO),
     Line("ResNet-50", "image", "resnet50", "training", 256, needs=(14, 32), frameworks=("torch",), **IMAGES),
     Line("DistilBERT", "transformer", "distilbert", "training", 64, needs=(4, 8), **TOO),
     Line("BERT-large", "transformer", "bert-large", "training", 32, needs=(11, 16, 24), is_quick=True, **TOO),
