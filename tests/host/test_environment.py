@@ -36,10 +36,10 @@ def answers(monkeypatch, **outputs):
 
 @pytest.mark.parametrize(
     ("limit", "busy", "cells"),
-    [("450.00", "30", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5", (None, ""))],
+    [("450.00 W", "30 %", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5 %", (None, ""))],
 )
 def test_a_row_has_the_driver_the_limit_and_the_load_of_the_card_that_runs(monkeypatch, limit, busy, cells):
-    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048, 30.00, 50\n"
+    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB, 30.00 W, 50 %\n"
     answers(monkeypatch, nvidia_smi=f"{others}NVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A], {limit}, {busy}\n")
     monkeypatch.setattr(environment, "list_cards", list_cards.__wrapped__)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
