@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from bench import frameworks
+from bench import frameworks, process
 from bench.settings import read_settings
 from bench.timing import intervals
 from bench.timing.windows import Timer
@@ -104,4 +104,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(process.run_script(main))

@@ -52,11 +52,11 @@ class Card:
 def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
     query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit,utilization.gpu"
-    lines = output_of("nvidia-smi", query, "--format=csv,noheader,nounits") or ""
+    lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
     cards = []
     for *about, memory, limit, busy in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+), (.+), (.*)$", lines, re.M):
-        numbers = (int(float(text)) if text[:1].isdigit() else None for text in (memory, limit, busy))  # or "[N/A]"
-        cards.append(Card(*about, *numbers))
+        numbers = (re.match(r"\d+", text) for text in (memory, limit, busy))  # "81559 MiB", "700.00 W", "3 %", "[N/A]"
+        cards.append(Card(*about, *(number and int(number[0]) for number in numbers)))
     return cards
 
 

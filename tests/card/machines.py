@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 # What nvidia-smi answers.
-SHARED = {"driver_version": "580.95.05", "power.limit": "450.00", "utilization.gpu": "3"}
-GT_1030 = {"name": "NVIDIA GeForce GT 1030", "compute_cap": "6.1", "memory.total": "2048"}
-RTX_4090 = {"name": "NVIDIA GeForce RTX 4090", "compute_cap": "8.9", "memory.total": "24564"}
+SHARED = {"driver_version": "580.95.05", "power.limit": "450.00 W", "utilization.gpu": "3 %"}
+GT_1030 = {"name": "NVIDIA GeForce GT 1030", "compute_cap": "6.1", "memory.total": "2048 MiB"}
+RTX_4090 = {"name": "NVIDIA GeForce RTX 4090", "compute_cap": "8.9", "memory.total": "24564 MiB"}
 CARDS = [SHARED | card | {"index": str(slot), "uuid": f"GPU-{slot}"} for slot, card in enumerate([GT_1030, RTX_4090])]
 
 

@@ -36,10 +36,10 @@ def answers(monkeypatch, **outputs):
 
 @pytest.mark.parametrize(
     ("limit", "busy", "cells"),
-    [("450.00", "30", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5", (None, ""))],
+    [("450.00 W", "30 %", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5 %", (None, ""))],
 )
 def test_a_row_has_the_driver_the_limit_and_the_load_of_the_card_that_runs(monkeypatch, limit, busy, cells):
-    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048, 30.00, 50\n"
+    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB, 30.00 W, 50 %\n"
     answers(monkeypatch, nvidia_smi=f"{others}NVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A], {limit}, {busy}\n")
     monkeypatch.setattr(environment, "list_cards", list_cards.__wrapped__)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -102,17 +102,12 @@ def test_a_mac_tells_its_gpu_its_power_and_its_system(monkeypatch):
     assert all(words in missing for words in ("macOS 15", "FRAMEWORK=mlx"))
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (ImportError("Please note:\n* this\nOriginal error was: GLIBCXX_3.4"), "^ImportError: GLIBCXX_3.4: unset LD_L"),
-        (ModuleNotFoundError(name="PIL"), "pip install .*pillow"),
-    ],
-)
-def test_an_import_that_fails_is_told_with_what_may_be_the_cause(monkeypatch, error, words):
+def test_an_import_that_fails_is_told_with_what_may_be_the_cause(monkeypatch):
     monkeypatch.setenv("LD_LIBRARY_PATH", "/opt/conda/lib")
     monkeypatch.delenv("PYTHONPATH")
-    assert re.search(words, bench.explain_import(error))
+    error = ImportError("Please note:\n* this\nOriginal error was: GLIBCXX_3.4")
+    assert bench.explain_import(error).startswith("ImportError: GLIBCXX_3.4: unset LD_LIBRARY_PATH=")
+    assert re.search("pip install .*pillow", bench.explain_import(ModuleNotFoundError(name="PIL")))
 
 
 def test_only_changed_programs_make_the_commit_dirty(monkeypatch, tmp_path):
