@@ -12,7 +12,7 @@ import keras
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
-from bench.frameworks.keras_jax_tf.keras_networks import BUILDERS, KerasContext, KerasModel
+from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
 from bench.host.resources import usable_cores
 
 
@@ -134,7 +134,6 @@ class Model(KerasModel):
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
-    builders = BUILDERS
     operators = OPERATORS
     model_class = Model
 
@@ -162,4 +161,4 @@ def take(data, rows):
     return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
 
 
-open_session = partial(session.open_session, DeviceContext)
+open_session = partial(session.Session, DeviceContext)
