@@ -29,15 +29,9 @@ def test_a_card_whose_kernels_are_compiled_first_is_told(monkeypatch, capability
 def test_xla_compiles_the_step(script, phase):
     for compiled in (False, True):
         session = open_session(script, phase, COMPILE=str(int(compiled)))
-        step = session.model.train_step if phase == "training" else session.model.output_of
+        step = session.model.train_step if phase == "training" else session.model.infer
         assert bool(step._jit_compile) == compiled
         assert_measured(session, 2)
-
-
-def finish_first_step(script, phase):
-    session = open_session(script, phase)
-    session.step()
-    session.after_first_step()
 
 
 @needs_no_gpu
@@ -48,5 +42,5 @@ def test_a_gpu_that_leaves_its_work_to_the_cpu_is_refused(monkeypatch, script, o
     # What is placed on a GPU runs on the CPU, as TensorFlow does if a kernel is missing.
     monkeypatch.setattr(on_tensorflow, "choose_device", lambda use_gpu: "mps")
     with pytest.raises(MeasurementError, match=operator) as caught:
-        finish_first_step(script, phase)
+        open_session(script, phase).step()
     assert caught.value.status == "unsupported"
