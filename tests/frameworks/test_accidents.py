@@ -125,15 +125,6 @@ def test_a_cache_that_stays_where_it_is_is_refused(monkeypatch):
     refuses(open_session("llm", "decode"), "CPU's", steps=2)
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode", "training"])
-def test_sequences_that_are_too_long_for_the_cpu_are_compared_in_a_smaller_size(monkeypatch, phase):
-    monkeypatch.setattr("bench.check.MAX_FLOPS", 0)
-    session = open_session("llm", phase, PROMPT_TOKENS="30")
-    measure_and_check(session)
-    assert session.output_error < 1e-4
-    assert "smaller size" in session.notes[0]
-
-
 # Training
 
 

@@ -113,27 +113,6 @@ def test_failures_are_told_apart(error, status, capsys):
     assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
 
-WRONG = {  # (output, norms of gradients) of the device
-    "permuted_classes": lambda output, norms: (output[:, ::-1], norms),
-    "no_inner_gradient": lambda output, norms: (output, [*norms[:3], 0, *norms[4:]]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_device_whose_gradients_or_output_differ_is_refused(monkeypatch, name):
-    """The device is wrong, and not the CPU that it is compared with."""
-    right, calls = FRAMEWORK.Model.gradients, itertools.count()
-
-    def gradients(*arguments):
-        found = right(*arguments)
-        return found if next(calls) else WRONG[name](*found)
-
-    monkeypatch.setattr(FRAMEWORK.Model, "gradients", gradients)
-    with pytest.raises(MeasurementError) as error:
-        measure_and_check(open_session(MODEL="mlp-64-64"))
-    assert error.value.status == "wrong_output"
-
-
 @pytest.mark.parametrize(
     ("operator", "bits", "words"), [("matmul", 16, "float16"), ("matmul", 8, "ONEDNN"), ("convolution", 8, "ONEDNN")]
 )

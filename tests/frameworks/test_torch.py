@@ -174,14 +174,6 @@ def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_
     assert [device.num_threads for device in found] == [1, 2]
 
 
-@pytest.mark.parametrize(("model", "side"), [("vit_b_16", 32), ("maxvit_t", 448)])
-def test_a_model_that_knows_its_image_size_is_built_for_another_one(model, side):
-    settings = open_session.settings("image", MODEL=model, IMAGE_SIZE=str(side))
-    built = on_torch.BUILDERS["image"](image_workload(settings)).eval()
-    with torch.inference_mode():
-        assert built(torch.zeros(1, 3, side, side)).shape == (1, 1000)
-
-
 def test_compile_takes_the_modes_of_torch(monkeypatch):
     begun, asked, resets = [], [], []
     monkeypatch.setattr(torch, "compile", lambda model, dynamic, mode: asked.append(mode) or model)
