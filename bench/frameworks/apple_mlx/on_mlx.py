@@ -188,10 +188,6 @@ class Model(base.Model):
         """Run all of it as one function."""
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
-        return self.last_weight
-
-    @property
-    def last_weight(self):
         return [each for each in self.trained_weights().values() if each.ndim > 1][-1]  # 16 bits leave norms at 1
 
     def trained_weights(self):

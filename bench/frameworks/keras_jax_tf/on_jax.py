@@ -109,7 +109,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
-        return self.last_weight
+        return self.trained[-1]
 
     def gradients(self, *batch):
         def scaled_loss(trained, others, *batch):
@@ -125,10 +125,6 @@ class Model(KerasModel):
 
     def trained_weights(self):
         return dict(zip((each.path for each in self.keras_model.trainable_variables), self.trained, strict=True))
-
-    @property
-    def last_weight(self):
-        return self.trained[-1]
 
 
 class DeviceContext(KerasContext):
