@@ -10,7 +10,6 @@ import importlib
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -88,13 +87,10 @@ def compare(what, pairs, unit):
 def checks_of_torch(tokens=64):
     """Yield whether we agree with each loop of by_hand_torch.py."""
     from checks import by_hand_torch
-    from tests.frameworks import known_device
 
     def block(step, items=1):
         return lambda readings, steps: items / by_hand_torch.measure(step, readings, steps)
 
-    if known_device.IS_AVAILABLE:
-        yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
     settings, side = replace(read_settings("tflops"), precision="float32"), 1024
     loop, about = block(by_hand_torch.matmul_step(side)), f"matmul of {side} x {side} x {side}"
     yield check(settings, lambda _: operators.matmul((side,) * 3), loop, about)

@@ -1,16 +1,13 @@
 """Operators: what they count, their operands, and that a wrong result is refused."""
 
 import functools
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from bench.frameworks.pytorch import on_torch
-from bench.frameworks.session import Session
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
@@ -88,23 +85,6 @@ def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch,
     with pytest.raises(MeasurementError, match="the output differs") as error:
         measure_and_check(open_session(operators.matmul((32, 48, 64))))
     assert error.value.status == "wrong_output"
-
-
-@pytest.mark.parametrize(
-    ("device", "error", "accepts"), [("mps", 0.06, True), ("cuda", 0.06, False), ("mps", 1, False)]
-)
-def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypatch, device, error, accepts):
-    monkeypatch.setattr(operators, "CACHE_BYTES", 1)
-    workload = SMALL_CONVOLUTION()
-    wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
-    fakes = {"put_operands": lambda *arrays: arrays, "operators": {"conv3x3": wrong}}
-    fakes |= {"sample": lambda output, indices: output, "synchronize": None, "trace_count": None}
-    context = SimpleNamespace(device=device, precision="float16", seed=0, queues_steps=False, **fakes)
-    session = Session(context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
-    session.precisions = {"matmul": "float16", "convolution": "float16"}
-    session.step()
-    with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
-        session.copy_items()
 
 
 def test_the_values_of_8_bits_need_no_rounding():
