@@ -14,6 +14,7 @@ LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halve
 class Model:
     """A model on its device, and its training: a batch is its inputs, then the target of the workload's loss."""
 
+    context: Any  # its DeviceContext
     size: int  # number of all weights, trained or not
     weight_bytes = 0  # that each step of decode reads: all weights as stored, but no table that is only an embedding
     loss: Any  # mean of the last batch, without its graph
@@ -30,7 +31,7 @@ class Model:
     # (*batch) -> (output in NumPy, [norm of each trained tensor's gradient]) in evaluation mode, before the first step;
     # the loss is multiplied by LOSS_SCALE. TensorFlow and JAX compute it in a graph.
     gradients: Callable
-    on_cpu: Callable  # () -> the same class with the same weights in float32 on the CPU, uncompiled, and its `context`
+    on_cpu: Callable  # () -> the same class with the same weights in float32 on the CPU, uncompiled
     # (prompt, tokens): of language models: makes a cache for this number of tokens of each sequence, which has a prompt
     # (sequences, count). infer() adds tokens to it at a place; those from there on are forgotten.
     open_cache: Callable

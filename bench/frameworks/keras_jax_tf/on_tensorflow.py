@@ -43,7 +43,7 @@ def explain_new_card(capability):
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
     if not (capability and built) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
         return ""
-    return f"TensorFlow has no kernels for compute capability {capability[0]}.x: compiling them takes half an hour once"
+    return f"TensorFlow first compiles kernels for compute capability {capability[0]}.x, which may take half an hour"
 
 
 def choose_device(use_gpu):
