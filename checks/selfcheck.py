@@ -9,7 +9,6 @@ import importlib
 import math
 import os
 import statistics
-import subprocess
 import sys
 import time
 
@@ -82,13 +81,10 @@ def compare(what, pairs, unit):
 def checks_of_torch(tokens=64):
     """Yield whether we agree with each loop of by_hand_torch.py."""
     from checks import by_hand_torch
-    from tests.frameworks import known_device
 
     def block(step, items=1):
         return lambda readings, steps: items / by_hand_torch.measure(step, readings, steps)
 
-    if known_device.IS_AVAILABLE:
-        yield subprocess.run([sys.executable, "-m", "tests.frameworks.known_device"]).returncode == 0
     for phase in ("inference", "training"):
         yield check_loop(phase, "resnet50", block(by_hand_torch.image_step(phase), by_hand_torch.BATCH_SIZE))
     environ = {"BATCH_SIZE": "1", "NEW_TOKENS": str(tokens), "PRECISION": "float32"}

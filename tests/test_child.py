@@ -95,15 +95,15 @@ def test_scopes_have_a_line_each(child):
 def test_scopes_share_one_model_and_its_peak_has_no_reference(child, monkeypatch):
     built, compared, right = [], [], child_process.check.check_output
 
-    def build(*given):
-        built.append(on_numpy.Model(*given))
+    def build(context, workload, *given):
+        built.append(on_numpy.Model(context, workload))
         return built[-1]
 
     def compare(*given):
         compared.append(built[0].steps)
         return right(*given)
 
-    monkeypatch.setattr(on_numpy.DeviceContext, "builders", {"image": build})
+    monkeypatch.setattr(on_numpy.DeviceContext, "build", build)
     monkeypatch.setattr(child_process.check, "check_output", compare)
     child(SCOPE="device,end_to_end")
     assert len(built) == 1

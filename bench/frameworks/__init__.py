@@ -3,7 +3,7 @@
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error.
         It also sets up this process, such as its number of threads.
-    open_session = functools.partial(session.open_session, DeviceContext), its own DeviceContext
+    open_session = functools.partial(session.Session, DeviceContext), its own DeviceContext
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, unless LACKS of bench/settings.py has NUM_DEVICES
 
 base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
@@ -12,14 +12,10 @@ the names.
 
 import importlib
 import os
-import re
-import sys
 import traceback
 from dataclasses import dataclass
-from importlib import metadata
 
 from bench import explain_import
-from bench.host import environment
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
@@ -45,9 +41,6 @@ class Device:
 
 def load(name):
     """Return the module of a framework; raises SettingError if it is broken, ModuleNotFoundError if it is missing."""
-    if name == "torch":
-        # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
-        refuse_old("torch", "2.15" if sys.platform == "darwin" else "2.9")
     # The first card is then the same one for CUDA and for nvidia-smi.
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
@@ -58,25 +51,11 @@ def load(name):
         raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {explain_import(error)}") from None
 
 
-def refuse_old(package, oldest):
-    """Raise SettingError if a package is installed in a version before `oldest` ("2.9"), as PYTHON=... may have it."""
-    try:
-        installed = metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return  # importing it reports that
-    numbers, needed = ([int(number) for number in re.findall(r"\d+", text)[:2]] for text in (installed, oldest))
-    if numbers < needed:
-        raise SettingError(
-            f"PYTHON={sys.executable!r} has {package} {installed}, which is too old: "
-            f"`pip install '{package}>={oldest}'` there, or unset PYTHON"
-        )
-
-
 # A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
 TAKEN = "busy or unavailable"
 # Lower-case parts of an exception's type name or message, by the status that they mean. alloc_failed: cuBLAS and cuDNN;
 # killed by signal: the system ended a worker that used too much memory; engine: cuDNN's, which some formats do not have
-# on older cards; triton: COMPILE=1 on a card below compute capability 7.0.
+# on older cards; triton: COMPILE=1 on a card below compute capability 7.0; the C++ compiler: Inductor's.
 STATUSES = {
     "out_of_memory": (
         *("memoryerror", "out of memory", "can't allocate memory", "alloc_failed", "killed by signal: killed"),
@@ -91,16 +70,10 @@ STATUSES = {
         *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
         *("too old to be supported by the triton", "unimplemented:"),  # XLA; a type of TensorFlow has the same word
         *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
+        *("no working c++ compiler found", "python.h: no such file"),
         *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of an item
-        # a size that torchvision's model cannot have
-        *("indivisible by patch size", "not divisible by partition size", "kernel size can't be greater"),
-        "output size is too small",
     ),
-    # The message names the cause and the fix, or it is that of a lost card, which is noticed somewhere later. MLX keeps
-    # CUDA graphs, and gives up if there are too many.
-    "failed": (TAKEN, "cache thrashing is happening", "cuda error: unknown error", "uncorrectable ecc error"),
 }
-NO_COMPILER = ("no working c++ compiler found", "python.h: no such file")  # Inductor's
 
 
 def classify_failure(error):
@@ -109,11 +82,9 @@ def classify_failure(error):
         return {"status": error.status, "note": str(error)}
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
-    if any(text in full.lower() for text in NO_COMPILER):
-        return {"status": "unsupported", "note": environment.explain_missing_compiler() or reason}
     for status, texts in STATUSES.items():
         if any(text in full.lower() for text in texts):
-            return {"status": status, "note": full if status == "failed" else reason}
-    if not isinstance(error, OSError):  # a full disk and the like say enough
+            return {"status": status, "note": reason}
+    if not isinstance(error, OSError) and TAKEN not in full:  # a full disk and the like say enough
         traceback.print_exception(error)
     return {"status": "failed", "note": full}

@@ -5,22 +5,10 @@ it defines if it can do better.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
-
-
-@dataclass(frozen=True)
-class Stream:
-    """An endless series of batches from JPEG files. The workers stop when the iterator is deleted."""
-
-    batches: Iterator  # tuples (*inputs, target) on the host
-    num_workers: int
-    queue_steps: int  # batches that may be ready or in progress
 
 
 class Model:
@@ -30,14 +18,13 @@ class Model:
     size: int  # number of all weights, trained or not
     weight_bytes = 0  # that each step of decode reads: all weights as stored, but no table that is only an embedding
     loss: Any  # mean of the last batch, without its graph
-    last_weight: Any  # a weight that each step of training changes
 
     # Steps. Each returns what depends on its work, on the device, and may return before the device has computed it.
     infer: Callable  # (*inputs) -> the output without gradients, (items, ...); of language models: (place, tokens)
-    train: Callable  # (*batch): a whole step -> last_weight
+    train: Callable  # (*batch): a whole step -> a weight that it changes
     forward: Callable  # (*batch) -> loss; this and the next two only if the parts of a step can be timed
-    backward: Callable  # () -> the gradient of last_weight
-    update: Callable  # () -> last_weight
+    backward: Callable  # () -> a gradient
+    update: Callable  # () -> a weight that it changes
 
     trained_weights: Callable  # () -> {name: array} of what training changes, in a fixed order
     output: Callable  # (*inputs) -> the output in evaluation mode in NumPy, uncompiled; of language models the last one
@@ -58,12 +45,10 @@ class Model:
 class DeviceContext:
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    builders: dict[str, Callable]  # by the name of a workload: (workload) -> the framework's own kind of model
     operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
-    image_models: Callable  # () -> names
-    build: Callable  # (workload, phase) -> its Model, calibrated: activations neither explode nor vanish with depth
-    put: Callable  # (*arrays) -> a batch on the device, floats in this precision, images in this memory format
-    open_stream: Callable  # (workload, settings) -> Stream, if the framework has a pipeline
+    build: Callable  # (workload, phase, inputs) -> its Model, calibrated: activations neither explode nor vanish
+    put: Callable  # (*arrays) -> a batch or operands on the device, floats in this precision, images in its format
+    open_stream: Callable  # (workload, settings) -> endless batches of JPEG files, from settings.num_workers workers
     synchronize: Callable  # (): waits until all submitted work is complete
     read: Callable  # (values) -> the norm of their last row, a float, once they are computed; of one value maybe zero
     to_numpy: Callable  # (values) -> the same in NumPy, floats in float32 or float64, images with channels first
@@ -71,6 +56,10 @@ class DeviceContext:
     # first; whether the device's was float16), in this precision. Left and right are float32 in NumPy: matrices, or
     # images (items, channels, height, width) and kernels (outputs, inputs, height, width).
     probe: Callable
+    # What some frameworks do not have. notes: () -> what a reader of a row has to know. release: () frees what a closed
+    # session leaves. peak_memory_bytes: () -> the most that was allocated since reset_peak_memory(). check_switches:
+    # (number of threads of the row) raises MeasurementError (`unsupported`) if a library has changed it.
+    notes = release = reset_peak_memory = peak_memory_bytes = check_switches = lambda *_: None
 
     def __init__(self, device, settings):
         self.device = device
@@ -79,38 +68,11 @@ class DeviceContext:
         self.compile = settings.compile or False  # None in a command that does not use it
         self.traces = 0  # how often a function was compiled since the session was opened
 
-    def nothing(self, *_):
-        """Return None: this framework has nothing to do here, or cannot tell."""
-
-    # (number of threads of the row): raises MeasurementError (`unsupported`) if a library has changed what the speed of
-    # this process depends on
-    check_switches: Callable = nothing
-    reset_peak_memory = peak_memory_bytes = nothing  # (): the most that this session allocated on the device
-    notes = nothing  # () -> what a reader of a row has to know, once the row is measured
-    release = nothing  # (): frees what a closed session leaves behind
-
-    def put_operands(self, *arrays):
-        """Return an operator's operands on the device; integers as they are."""
-        return self.put(*arrays)
-
-    def sample(self, output, indices):
-        """Return an operator's output at these indices (of channels first) as float64 in NumPy."""
-        return self.to_numpy(output)[tuple(indices)].astype(np.float64)
-
-    def flat(self, values):
-        """Return values with one axis."""
-        return values.reshape(-1)
-
     def batches_in_order(self, data, order, batch_size):
         """Yield batches of arrays on the device in this order; the last batch may be smaller."""
         (order,) = self.put(order)
         for start in range(0, len(order), batch_size):
             yield tuple(each[order[start : start + batch_size]] for each in data)
-
-    def calibration_inputs(self, workload):
-        """Return the inputs in NumPy with which a model is calibrated: batches of two items, put together."""
-        batches = (workload.make_checked or workload.make_batches)(2, self.seed)
-        return [np.concatenate(each) for each in zip(*map(workload.inputs_of, batches), strict=True)]
 
     def counted(self, function):
         """Return the function for a compiler, which runs it once for each compilation."""

@@ -4,44 +4,27 @@ A framework's file implements the classes of base.py, and a session calls them. 
 train_epoch() of this file.
 """
 
-import difflib
 import itertools
+import math
 from typing import Any
 
 import numpy as np
 
 from bench import check, precision
-from bench.settings import TRAINING, SettingError
+from bench.settings import TRAINING
 from bench.timing import MeasurementError
+from bench.workloads.data import PREFETCH
 
 # A step by its phase: the functions of a Model that come before it, and its own.
 STEPS = {"inference": ("infer",), "prefill": ("infer",), "decode": ("infer",), "training": ("train",)}
 STEPS |= {"forward": ("forward",), "backward": ("forward", "backward"), "optimizer": ("forward", "backward", "update")}
+CALIBRATED_ITEMS = 8  # in the batch with which a model is calibrated
 EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 SAMPLED = 2**16  # values of a matrix that tell whether it moved
+KERNEL = 16  # longest side of a convolution's kernel, of which all places are among them
 # Parts of the names of trained matrices that say nothing: a step moves some rows of a table of embeddings, and biases
 # of keys in attention only by rounding.
 LEFT_OUT = ("embed_tokens", "embeddings", "words.", "positions.", "types.", "bias")
-
-
-def open_session(context_class, workload, settings, scope):
-    """Return the session of a workload in the settings' phase and a scope; raises SettingError or MeasurementError.
-
-    Args:
-        context_class: the framework's DeviceContext.
-    """
-    is_operator = workload.samples is not None
-    name = workload.model if is_operator else workload.name
-    if name not in (context_class.operators if is_operator else context_class.builders):
-        raise MeasurementError("unsupported", f"{settings.framework} has no {name} here")
-    if name == "image" and workload.model not in (models := context_class.image_models()):
-        asked = workload.model.lower()
-        family = [each for each in models if each.startswith(asked)][:3]
-        near = family or difflib.get_close_matches(asked, models, cutoff=0.55)
-        advice = f"did you mean {', '.join(near)}?" if near else "set another one, such as resnet50"
-        kind = f"a classification model of {settings.framework}, and only those are measured"
-        raise SettingError(f"MODEL={workload.model!r} is not {kind}: {advice}")
-    return Session(context_class(settings), workload, settings, scope)
 
 
 class Session:
@@ -56,46 +39,57 @@ class Session:
     prepare: Any = None  # () -> None: must run before each step, is not timed; None: nothing has to
     parameters: int | None = None  # trainable; None without a model
     weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
-    stream: Any = None  # the Stream that the batches come from; None: they are resident
-    num_workers: int | None = None  # that prepare batches; None: resident
-    queue_steps: int | None = None  # batches that the workers may have ready or in progress; None: resident
+    stream: Any = None  # batches from workers; None, and so are the next two: they are resident
+    num_workers: int | None = None  # that prepare batches
+    queue_steps: int | None = None  # batches that they may have ready or in progress
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
     gradients: Any = None  # what check_gradients() compares after the first step
     first_loss: float | None = None  # of the first step of training
     output_error: float | None = None  # of two items, against the CPU
 
-    def __init__(self, context, workload, settings, scope):
-        self.context, self.workload, self.settings = context, workload, settings
-        self.synchronize, self.trace_count = context.synchronize, context.trace_count
+    def __init__(self, context_class, workload, settings, scope):
+        """Build what the settings ask for in a DeviceContext; raises SettingError or MeasurementError."""
+        self.context, self.workload, self.settings = context_class(settings), workload, settings
+        self.synchronize, self.trace_count = self.context.synchronize, self.context.trace_count
         self.notes = []  # what a reader of the rows has to know
         if scope == "input":
             self.run = lambda images, *_: images
             self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
         elif workload.samples:
-            self.run = context.operators[workload.model]
+            if workload.model not in self.context.operators:
+                raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
+            self.run = self.context.operators[workload.model]
         else:
-            self.open_model()
+            self.open_model(settings.phase)
         if scope in ("input", "end_to_end"):
             self.read_files()
         elif scope != "epoch":
-            batches = workload.make_batches(settings.batch_size, context.seed)
+            batches = workload.make_batches(settings.batch_size, self.context.seed)
             self.batches = itertools.cycle([*self.list_steps(batches)])
         if self.is_trained:
             self.gradients = check.compute_gradients(self)
-            context.traces = 0  # what was compiled for the check does not count
+            self.context.traces = 0  # what was compiled for the check does not count
         if scope == "epoch":
             self.put_data()
 
-    def open_model(self):
+    def open_model(self, phase):
         """Build the model, and choose the functions of it that are a step."""
-        phase = self.settings.phase
-        self.model = model = self.context.build(self.workload, phase)
+        make_batches = self.workload.make_checked or self.workload.make_batches
+        batch = next(iter(make_batches(CALIBRATED_ITEMS, self.context.seed)))
+        self.model = model = self.context.build(self.workload, phase, self.workload.inputs_of(batch))
         check.check_parameters(model.parameters, self.workload.parameters)
         self.parameters, self.weight_bytes = model.parameters, model.weight_bytes
         self.is_trained = phase in TRAINING
         *self.before, self.run = (getattr(model, name) for name in STEPS[phase])
         self.prepare = self.run_before if self.before else None
+
+    def read_files(self):
+        """Take batches that workers read from JPEG files, which each step puts on the device."""
+        self.stream = self.context.open_stream(self.workload, self.settings)
+        self.num_workers = self.settings.num_workers
+        self.queue_steps = self.num_workers * (PREFETCH + 1)  # each worker has one in its hands
+        self.batches = self.list_steps(self.stream)
 
     def list_steps(self, batches):
         """Yield (the arguments of a step, what its check needs) of batches in NumPy, which are put on the device."""
@@ -103,12 +97,10 @@ class Session:
             yield from self.list_tokens(batches)
             return
         for batch in batches:
-            if self.workload.samples:
-                yield self.context.put_operands(*batch), self.workload.samples(batch)
-            else:
-                arguments = self.context.put(*batch)
-                inputs = self.workload.inputs_of(arguments)
-                yield (arguments if self.is_trained else inputs), inputs
+            arguments = self.context.put(*batch)
+            inputs = self.workload.inputs_of(arguments)
+            checked = self.workload.samples(batch) if self.workload.samples else inputs
+            yield (arguments if self.is_trained else inputs), checked
 
     def list_tokens(self, batches):
         """Yield the steps of prefill, a whole prompt each, or of decode, a token of each sequence after DEPTH.
@@ -124,12 +116,6 @@ class Session:
             for place in range(start, ids.shape[1], length):
                 tokens = np.ascontiguousarray(ids[:, place : place + length])
                 yield (place, *self.context.put(tokens)), (ids[:, : place + length],)
-
-    def read_files(self):
-        """Take batches that workers read from JPEG files, which each step puts on the device."""
-        self.stream = self.context.open_stream(self.workload, self.settings)
-        self.num_workers, self.queue_steps = self.stream.num_workers, self.stream.queue_steps
-        self.batches = self.list_steps(self.stream.batches)
 
     def step(self):
         """Submit one step on the next batch; it may return before the device has computed it."""
@@ -174,9 +160,9 @@ class Session:
         moves = self.is_trained and self.settings.phase in ("training", "optimizer")
         for name, weights in self.model.trained_weights().items() if moves else ():
             if len(weights.shape) > 1 and not any(part in name for part in LEFT_OUT):
-                flat = self.context.flat(weights)
-                # An odd distance, because rows are powers of 2 long.
-                yield name, self.context.to_numpy(flat[:: max(1, flat.shape[0] // SAMPLED) | 1])
+                step = math.isqrt(math.prod(weights.shape) // SAMPLED) | 1  # odd, because rows are powers of 2 long
+                sides = tuple(slice(None, None, step if side > KERNEL else 1) for side in weights.shape)
+                yield name, self.context.to_numpy(weights[sides])
 
     def after_first_step(self):
         """Raise MeasurementError if the first step was not as it was asked for; reset the peak memory. Not timed.
@@ -203,7 +189,8 @@ class Session:
             rounding = list(self.precisions.values())
             if self.workload.model == "conv3x3" and self.context.device == "mps" and "16" in self.context.precision:
                 rounding = ["lower"]  # Winograd's method has an error of 5.7 % in bfloat16
-            check.check_samples(self.context.sample(self.last_result, indices), expected, rounding)
+            got = self.context.to_numpy(self.last_result)[indices].astype(np.float64)
+            check.check_samples(got, expected, rounding)
         return check.copy_items(self) if self.model and not self.is_trained else None
 
     def close(self):

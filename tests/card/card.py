@@ -4,19 +4,15 @@ PyTorch's allocator, streams, autocast and optimizers are the real ones. card.c 
 each operator is computed on the CPU, in the card's memory. It is strict: operands of two devices are refused, except
 single numbers, and nothing has ended before the host waits for it.
 
-    python -m tests.card.card FILE      runs the tests of a file on it, in the environment of machines.environ()
+    python -m tests.card.card FILE      runs the tests of a file on it, in the environment of machines.build()
 """
 
 import ctypes
-import os
 import sys
 
 import torch
-import torch.distributed as dist
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-
-from tests.card import machines
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CPU = torch.device("cpu")
 CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
@@ -83,27 +79,18 @@ class Kernels(TorchDispatchMode):
 
 
 def plug_in():
-    """Give this process the cards that CUDA sees, and compute what its main thread does with them."""
-    if _get_current_dispatch_mode_stack():
-        return
-    cards = {name: card for card in machines.CARDS for name in (card["index"], card["uuid"])}
-    for card in [cards[name] for name in os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")]:
-        memory = ctypes.c_long(int(card["memory.total"].split()[0]))
-        library.card_add(card["name"].encode(), memory, *map(int, card["compute_cap"].split(".")))
+    """Give this process a card, and compute what its main thread does with it."""
+    library.card_add(b"NVIDIA GeForce RTX 4090", ctypes.c_long(24564), 8, 9)  # MiB; compute capability
     torch.backends.cudnn.enabled = False  # its operators are not the CPU's
     for name in ("flash", "mem_efficient", "cudnn"):
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
     torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()  # the CPU draws the numbers of dropout
     torch.cuda.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
-    start_group = dist.init_process_group
-    dist.init_process_group = lambda backend: start_group(backend.replace("nccl", "gloo"))  # NCCL needs a driver
     Kernels().__enter__()
 
 
 if __name__ == "__main__":
     import pytest
 
-    from tests.card import card  # this file, under the name that its users import
-
-    card.plug_in()
+    plug_in()
     sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", "pyproject.toml", *sys.argv[1:]]))

@@ -1,26 +1,22 @@
 """Tiny language models, and what PyTorch computes, for the tests of every framework."""
 
-import csv
 import functools
-import importlib
-import json
 import math
 import os
 import subprocess
 import sys
-from queue import SimpleQueue
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from bench import process
+from bench import child
 from bench.frameworks import FOLDERS
 from bench.host import meters
-from bench.settings import USED_WITH
+from bench.settings import USED_WITH, read_runs
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
-from tests.fakes import FakeChild
+from tests.fakes import workload_of_command
 from tests.frameworks.torch_reference import TINY_DECODERS
 
 if TESTED == "jax":  # most of its tests' time is the compilation of the same functions
@@ -51,34 +47,22 @@ def reference(request, tmp_path_factory):
 
 
 @pytest.fixture
-def run_in_process(monkeypatch, tmp_path):
-    """Run a script of PyTorch on a small model, its child in this process: (its name, **settings) -> its rows."""
+def run_in_process(monkeypatch):
+    """Return a function that measures as children do: (script, **settings) -> the lines of a small model."""
     from tests.frameworks.sessions import SMALL
 
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
 
     def call(name, **settings):
-        script = importlib.import_module(f"{name}_benchmark")
-
-        def start(environ):
-            with patch.dict(os.environ, environ):
-                return script.benchmark(name, getattr(script, f"{name}_workload"))
-
-        def work(child):
-            requests = SimpleQueue()
-            for request in ({"seconds": 1}, {"check": True}):
-                requests.put(request)
-            write = lambda line: child.lines.append(json.loads(json.dumps(line, default=str)))  # noqa: E731
-            monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
-            return start(child.environ)
-            yield
-
-        monkeypatch.setattr(process, "Child", functools.partial(FakeChild, work))
         phases = {*settings.setdefault("PHASE", "inference").split(",")}
         uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
         small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
-        start({"RUNS": "1", "MAX_SECONDS": "1", "MACHINE": "known"} | small | settings)
-        with open(tmp_path / "results" / "known.csv", newline="") as lines:
-            return list(csv.DictReader(lines))
+        lines = {}
+        for run in read_runs(name, os.environ | {"MAX_SECONDS": "1"} | small | settings):
+            make_workload = functools.partial(workload_of_command, name)
+            with patch.dict(os.environ, run.environ):
+                write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
+                assert child.main(name, make_workload, child.measure_workload, write) == 0
+        return list(lines.values())
 
     return call

@@ -68,9 +68,8 @@ class Opener:
         return workload_of_command(script, self.settings(script, PHASE=phase, **environ))
 
     def __call__(self, script="mlp", phase="training", scope="device", **environ):
-        workload = self.workload(script, phase, **environ)
         settings = self.settings(script, PHASE=phase, **environ)
-        return self.framework.open_session(workload, settings, scope)
+        return self.framework.open_session(workload_of_command(script, settings), settings, scope)
 
     def operator(self, workload, precision="float32"):
         """The session of one operator."""
@@ -118,15 +117,6 @@ def assert_measured(session, items):
         assert session.trace_count() == 1
 
 
-def assert_calibrated(statistics):
-    """Check the (means, variances) of each BatchNorm in NumPy: means of 0, and one variance in each layer."""
-    assert len(statistics) > 2
-    for means, variances in statistics:
-        assert not means.any()
-        assert len(np.unique(variances)) == 1
-        assert variances[0] not in (0, 1)
-
-
 def open_llm(phase="decode", **environ):
     """Open a session of a tiny language model."""
     return Opener(TESTED)("llm", phase, **environ)
@@ -150,8 +140,7 @@ def assert_same_work(name, session, torch, expected, stop_dropout):
     # Rounding: 4e-5 in ResNet-50, below 1e-5 in the others, of whose GELU an approximation would be wrong by 3e-4.
     assert relative_error(model.output(inputs), torch["_logits"]) < (1e-3 if name == "resnet50" else 1e-4)
     stop_dropout()  # it draws other numbers
-    losses = []
-    weights = []
+    losses, weights = [], []
     for _ in range({"resnet18": 2, "resnet50": 1}.get(name, 3)):
         weights.append([np.array(each) for each in model.trained_weights().values()])
         model.train(inputs, labels)

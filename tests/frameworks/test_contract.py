@@ -5,12 +5,9 @@ On a machine with an accelerator they run on it.
 
 import itertools
 import weakref
-from contextlib import nullcontext
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from bench import check, frameworks, precision
 from bench.frameworks import base
@@ -18,9 +15,8 @@ from bench.settings import LACKS, TRAINING
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads import cifar10, data, operators
-from image_benchmark import image_workload
 from tests.conftest import TESTED
-from tests.frameworks.sessions import Opener, StepClock, assert_measured, measure_and_check
+from tests.frameworks.sessions import Opener, assert_measured, measure_and_check
 
 FRAMEWORK = frameworks.load(TESTED)
 PHASES = ("inference", *(["training"] if "phase" in LACKS[TESTED] else TRAINING))
@@ -36,8 +32,8 @@ def step(session):
     return session.read()
 
 
-def read_weight(session):
-    return session.context.read(session.model.last_weight)
+def read_weights(session):
+    return [session.context.read(each) for each in session.model.trained_weights().values()]
 
 
 # The parts of an image model are those of an MLP, and take long to compile.
@@ -49,36 +45,42 @@ def test_a_session_is_measured(script, phase):
     session = open_session(script, phase)
     assert (session.num_workers, session.queue_steps) == (None, None)
     assert (session.prepare is None) == (phase not in ("backward", "optimizer"))
-    before, first = read_weight(session), step(session)
-    assert (read_weight(session) != before) == (phase in ("training", "optimizer"))
+    before, first = read_weights(session), step(session)
+    assert (read_weights(session) != before) == (phase in ("training", "optimizer"))
     assert step(session) != first > 0
     assert_measured(session, 2)
     assert set(session.precisions.values()) == {"float32"}
     assert session.parameters == open_session.workload(script, phase).parameters
 
 
-def test_the_check_leaves_the_weights_and_the_mode_as_they_are():
+def test_the_check_leaves_the_weights_as_they_are_and_a_step_moves_all():
     session = open_session("image", "training")
-    before = {name: session.context.to_numpy(each) for name, each in session.model.trained_weights().items()}
-    norms = [each.flat[0] for each in before.values() if each.ndim == 1 and np.ptp(each) == 0]
-    assert set(norms) == {0, 1}  # of BatchNorm
+    before = {name: values.copy() for name, values in session.matrices()}
     check.compute_gradients(session)
-    after = session.model.trained_weights()
-    assert all(np.array_equal(before[name], session.context.to_numpy(after[name])) for name in before)
+    assert all(np.array_equal(before[name], values) for name, values in session.matrices())
     session.step()
-    assert not any(np.array_equal(a, b) for (_, a), b in zip(session.matrices(), before.values(), strict=False))
+    assert not any(np.array_equal(before[name], values) for name, values in session.matrices())
+    assert len(before) == 21
 
 
-def test_four_batches_take_turns():
-    def results(seed):
-        session = open_session(phase="inference", SEED=seed)
-        return [step(session) for _ in range(8)]
+def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
+    model = open_session("image", "inference").model
+    layers = [*(model.keras_model._flatten_layers() if hasattr(model, "keras_model") else model.module.modules())]
+    names = "moving_mean moving_variance" if hasattr(model, "keras_model") else "running_mean running_var"
+    norms = [layer for layer in layers if hasattr(layer, names.split()[0])]
+    assert len(norms) > 2
+    for means, variances in ([np.asarray(getattr(norm, name)) for name in names.split()] for norm in norms):
+        assert not means.any()
+        assert len(np.unique(variances)) == 1
+        assert variances[0] not in (0, 1)
 
-    values = results("1")
+
+def test_four_batches_take_turns_and_depend_on_the_seed():
+    first, second = (open_session(phase="inference", SEED=seed) for seed in ("1", "2"))
+    values = [step(first) for _ in range(8)]
     assert len(set(values[:4])) == 4
     assert values[:4] == pytest.approx(values[4:], rel=1e-5)
-    assert values == pytest.approx(results("1"), rel=1e-5)
-    assert values != pytest.approx(results("2"), rel=1e-3)
+    assert values[0] != pytest.approx(step(second), rel=1e-3)
 
 
 @needs_parts
@@ -99,11 +101,10 @@ def test_close_frees_the_model():
     [
         (type("ResourceExhaustedError", (Exception,), {})("no more"), "out_of_memory"),  # TensorFlow's
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
-        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
+        (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
-        (AssertionError("Input shape indivisible by patch size!"), "unsupported"),
-        (RuntimeError("CUDA error: unknown error"), "failed"),  # of a card that is lost
+        (RuntimeError(f"CUDA-capable device(s) is/are {frameworks.TAKEN}"), "failed"),
         (RuntimeError("odd"), "failed"),
     ],
 )
@@ -112,60 +113,27 @@ def test_failures_are_told_apart(error, status, capsys):
     assert bool(capsys.readouterr().err) == (str(error) == "odd")  # its traceback
 
 
-WRONG = {  # (output, norms of gradients) of the device
-    "permuted_classes": lambda output, norms: (output[:, ::-1], norms),
-    "no_inner_gradient": lambda output, norms: (output, [*norms[:3], 0, *norms[4:]]),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_a_device_whose_gradients_or_output_differ_is_refused(monkeypatch, name):
-    """The device is wrong, and not the CPU that it is compared with."""
-    right, calls = FRAMEWORK.Model.gradients, itertools.count()
-
-    def gradients(*arguments):
-        found = right(*arguments)
-        return found if next(calls) else WRONG[name](*found)
-
-    monkeypatch.setattr(FRAMEWORK.Model, "gradients", gradients)
-    with pytest.raises(MeasurementError) as error:
-        measure_and_check(open_session(MODEL="mlp-64-64"))
-    assert error.value.status == "wrong_output"
-
-
-def short(bits):
-    """Return a function that rounds the significand of float32 numbers to this many bits."""
-
-    def round_to(x):
-        mantissa, exponent = np.frexp(x)
-        return np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent).astype(np.float32)
-
-    return round_to
-
-
 @pytest.mark.parametrize(
-    ("operator", "change", "words", "status"),
-    [
-        ("matmul", lambda x: x.astype(np.float16).astype(np.float32), "float16", "wrong_output"),
-        ("matmul", short(11), "unset ONEDNN", "unsupported"),
-        ("matmul", short(8), "unset ONEDNN", "unsupported"),
-        ("convolution", short(11), "", ""),
-        ("convolution", short(8), "unset ONEDNN", "unsupported"),
-    ],
+    ("operator", "bits", "words"), [("matmul", 16, "float16"), ("matmul", 8, "ONEDNN"), ("convolution", 8, "ONEDNN")]
 )
-def test_float32_that_is_computed_in_fewer_bits_is_refused(monkeypatch, operator, change, words, status):
+def test_float32_that_is_computed_in_fewer_bits_is_refused(monkeypatch, operator, bits, words):
+    """Let the device read operands of float16, or of fewer bits than float32 has."""
     monkeypatch.setattr(precision, "_probed", {})
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")  # which does it on some CPUs
     right = FRAMEWORK.DeviceContext.probe
+
+    def change(x):
+        mantissa, exponent = np.frexp(x)
+        half = x.astype(np.float16) if bits == 16 else np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
+        return half.astype(np.float32)
 
     def probe(self, name, *operands):
         return right(self, name, *(map(change, operands) if name == operator else operands))
 
     monkeypatch.setattr(FRAMEWORK.DeviceContext, "probe", probe)
     context = FRAMEWORK.DeviceContext(open_session.settings("image"))
-    with pytest.raises(MeasurementError, match=words) if words else nullcontext() as error, np.errstate(all="ignore"):
+    with pytest.raises(MeasurementError, match=words), np.errstate(all="ignore"):
         precision.check_precision(context, has_convolutions=True)
-    assert not words or error.value.status == status
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="test_accidents.py has its own compiler")
@@ -179,44 +147,6 @@ def test_a_wrong_compiled_model_is_refused(monkeypatch):
     monkeypatch.setattr(base.DeviceContext, "counted", wrong)
     with pytest.raises(MeasurementError, match=r"differs|Metal"):  # in TensorFlow, Metal has no compiler
         measure_and_check(open_session("mlp", "inference", COMPILE="1"))
-
-
-@needs_parts
-@pytest.mark.parametrize(("scope", "workers"), [("input", "0"), ("end_to_end", "2")])
-def test_a_stream_is_measured(scope, workers):
-    session = open_session("image", scope=scope, NUM_WORKERS=workers)
-    assert session.num_workers == int(workers)
-    assert (session.queue_steps == 0) == (workers == "0")
-    assert (session.parameters is None) == (scope == "input")
-    measured = Timer(session, 2, max_seconds=0.5, clock=StepClock(session)).measure()
-    assert measured["items"] == 2 * measured["windows"] * measured["steps_per_window"]
-    session.close()
-
-
-@needs_parts
-def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
-    """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
-    (path,) = data.write_jpegs(tmp_path, 1, seed=1)
-    monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
-    settings = open_session.settings("image", IMAGE_SIZE="224", BATCH_SIZE="2", NUM_WORKERS="0")
-    open_stream = open_session("image", scope="input", NUM_WORKERS="0").context.open_stream
-
-    def images(phase):
-        pair, _ = next(open_stream(image_workload(settings), replace(settings, phase=phase)).batches)
-        return [np.asarray(each).transpose(1, 2, 0) for each in pair]
-
-    image = Image.open(path).convert("RGB")
-    scale = 256 / min(image.size)
-    image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
-    left, top = ((side - 224) / 2 for side in image.size)
-    cut = np.asarray(image.crop((round(left), round(top), round(left) + 224, round(top) + 224)), np.float32) / 255
-    expected = (cut - data.IMAGENET_MEAN) / data.IMAGENET_STD
-    first, second = images("inference")
-    assert np.array_equal(first, second)
-    assert np.abs(first - expected).mean() < 0.05
-    first, second = images("training")
-    assert first.shape == second.shape == (224, 224, 3)
-    assert not np.array_equal(first, second)
 
 
 def test_epochs_take_the_given_order(monkeypatch):
@@ -236,7 +166,7 @@ def test_epochs_take_the_given_order(monkeypatch):
         assert not {"recompiled", "not_finite"} & set(flags)
         losses.append(np.mean([float(loss) for loss in session.losses]))
     assert losses[2] < losses[0]
-    assert 0 <= session.evaluate() <= 1
+    assert session.evaluate() == np.mean(session.model.output(session.test_inputs).argmax(1) == labels[150:])
 
 
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16", "float16", "bfloat16"])
@@ -244,9 +174,9 @@ def test_lower_precisions_are_what_they_say(precision):
     if precision in LACKS[TESTED].get("precision", ()):
         pytest.skip("it does not have that")
     session = open_session(PRECISION=precision)
-    before = read_weight(session)
+    before = read_weights(session)
     assert all(np.isfinite(step(session)) for _ in range(4))
-    assert read_weight(session) != before
+    assert read_weights(session) != before
     session.after_first_step()
     assert session.precisions == {"matmul": precision.removeprefix("mixed_")}
     assert 1e-5 < session.output_error < 0.05
@@ -255,20 +185,11 @@ def test_lower_precisions_are_what_they_say(precision):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_operators_are_measured(monkeypatch, precision):
     monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
-    size = (48, 40, 56)
-    works = [operators.matmul(size), operators.convolution_1x1(size)]
-    works += [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
-    for workload in works:
+    works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
+    for workload in [*works, operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]:
         session = open_session.operator(workload, precision)
         assert_measured(session, 1)
         assert set(session.precisions.values()) == {precision}
-
-
-def test_a_wrong_operator_is_refused(monkeypatch):
-    right = FRAMEWORK.OPERATORS["matmul"]
-    monkeypatch.setitem(FRAMEWORK.OPERATORS, "matmul", lambda a, b: right(a, b) * 1.01)
-    with pytest.raises(MeasurementError, match="the output differs from float64"):
-        measure_and_check(open_session.operator(operators.matmul((32, 32, 32))))
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="its copy has an output")

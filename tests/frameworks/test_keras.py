@@ -12,19 +12,9 @@ import numpy as np
 import pytest
 
 from tests.frameworks import torch_reference
-from tests.frameworks.sessions import Opener, assert_calibrated, assert_same_work
+from tests.frameworks.sessions import Opener, assert_same_work
 
 open_session = Opener(NAME)
-
-
-def test_a_step_is_traced_once_for_each_shape():
-    session = open_session()
-    for _ in range(3):
-        session.step()
-    assert session.context.trace_count() == 1
-    inputs, labels = next(session.batches)[0]
-    session.model.train(inputs[:3], labels[:3])
-    assert session.context.trace_count() == 2
 
 
 def test_mixed_float16_scales_the_loss():
@@ -33,27 +23,19 @@ def test_mixed_float16_scales_the_loss():
     assert float(scaled.model.optimizer.dynamic_scale) == 256
     changes = []
     for session in (scaled, plain):
-        before = np.array(session.model.last_weight)
+        before = np.array([*session.model.trained_weights().values()][-1])
         session.step()
-        changes.append(np.array(session.model.last_weight) - before)
+        changes.append(np.array([*session.model.trained_weights().values()][-1]) - before)
     np.testing.assert_allclose(*changes, rtol=0.02, atol=1e-7)
-
-
-def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
-    layers = open_session("image", "inference").model.keras_model._flatten_layers()
-    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
-    assert_calibrated([(np.array(each.moving_mean), np.array(each.moving_variance)) for each in norms])
 
 
 def copy_image(model, torch):
     for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D):
-            layer.set_weights([torch[layer.name + ".weight"].transpose(2, 3, 1, 0)])
-        elif isinstance(layer, keras.layers.BatchNormalization):
-            names = ("weight", "bias", "running_mean", "running_var")
-            layer.set_weights([torch[f"{layer.name}.{name}"] for name in names])
-        elif isinstance(layer, keras.layers.Dense):
-            layer.set_weights([torch[layer.name + ".weight"].T, torch[layer.name + ".bias"]])
+        names = ("weight", "bias", "running_mean", "running_var")
+        values = [torch[name] for name in (f"{layer.name}.{each}" for each in names) if name in torch]
+        if values:  # kernels: height, width, inputs, outputs
+            axes = (2, 3, 1, 0) if values[0].ndim == 4 else None
+            layer.set_weights([values[0].transpose(axes), *values[1:]])
 
 
 def copy_in_order(model, torch):

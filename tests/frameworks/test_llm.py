@@ -3,14 +3,13 @@
 import numpy as np
 import pytest
 
-from bench import frameworks
 from bench.precision import relative_error
+from bench.settings import LACKS
 from tests.conftest import TESTED
 from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
-FRAMEWORK = frameworks.load(TESTED)
-if "llm" not in FRAMEWORK.BUILDERS:
+if "llm" in LACKS[TESTED].get("command", ()):
     pytest.skip("it has no language models", allow_module_level=True)
 LORA = {"LORA_RANK": "4"}
 
@@ -30,8 +29,7 @@ def copy_weights(session):
     return {name: np.array(session.context.to_numpy(each)) for name, each in weights.items()}
 
 
-@pytest.mark.parametrize("model", TINY_DECODERS)
-@pytest.mark.parametrize(("depth", "tokens"), [(3, 4), (0, 1)])
+@pytest.mark.parametrize(("model", "depth", "tokens"), [*zip(TINY_DECODERS, (3, 3, 0), (4, 4, 1), strict=True)])
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model, depth, tokens):
     environ = {"MODEL": model, "DEPTH": str(depth), "NEW_TOKENS": str(tokens)}
     session, other = open_llm("decode", **environ), open_llm("decode", **environ)
@@ -63,45 +61,19 @@ def test_a_step_of_decode_reads_all_weights_but_unused_experts_and_a_table_that_
     assert session.weight_bytes == 4 * (workload.parameters - table - unused)
 
 
-# A mixture of experts
-
-
-def test_experts_differ_and_keep_the_variance(monkeypatch):
-    # Twice the numbers of an expert's matrix
-    monkeypatch.setattr(f"bench.frameworks.{frameworks.FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_NUMBERS", 2**13)
-    session = open_llm("decode", MODEL="tiny-moe", PRECISION="float32")
-    if TESTED == "torch":
-        experts = session.model.uncompiled.decoder.model.layers[0].mlp.experts
-        weights = *experts.gate_up_proj.chunk(2, 1), experts.down_proj
-    else:
-        experts = session.model.module.layers[0].mlp.switch_mlp
-        weights = [each.weight for each in (experts.gate_proj, experts.up_proj, experts.down_proj)]
-    for each in map(session.context.to_numpy, weights):
-        assert len(np.unique(each.reshape(8, -1), axis=0)) == 8
-        assert 64 * each.var() == pytest.approx(1, abs=0.1)
-
-
-# Quantised weights
-
-
 @pytest.mark.skipif(TESTED == "torch", reason="only MLX has them")
 @pytest.mark.parametrize("model", TRAINED_DECODERS)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("bits", ["8", "6", "5", "4"])
-def test_quantised_weights_are_the_same_model(model, precision, bits):
-    environ = {"MODEL": model, "PRECISION": precision}
-    session, full = (open_llm("decode", **environ, WEIGHT_BITS=each) for each in (bits, "full"))
+def test_quantised_weights_are_the_same_model(model, bits):
+    session, full = (open_llm("decode", MODEL=model, PRECISION="bfloat16", WEIGHT_BITS=each) for each in (bits, "full"))
     assert session.parameters == full.parameters == describe_llm("decode", MODEL=model).parameters
-    assert session.weight_bytes < full.weight_bytes * (0.75 if precision == "bfloat16" else 0.5)
+    assert session.weight_bytes < full.weight_bytes * 0.75
     for each in (session, full):
         each.step()
     moved, unmoved = (each.context.to_numpy(each.last_result) for each in (session, full))
     assert 0.001 < relative_error(moved, unmoved) < 0.6  # fewer bits move the output
     assert_measured(session, 2)
     assert "quantised" in str(session.notes)
-
-
-# Training
 
 
 @pytest.mark.parametrize("environ", [{}, {"PRECISION": "bfloat16"}, LORA])
@@ -130,11 +102,8 @@ def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank
 def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
     session = train()
     ((ids, target), *_) = describe_llm("training", MODEL="tiny-qwen").make_batches(2, 0)
-    changed = ids.copy()
-    changed[:, 3:] = ids[:, :2:-1]
-    logits, others = (
-        np.array(session.context.to_numpy(session.model.infer(*session.context.put(each)))) for each in (ids, changed)
-    )
+    changed = np.concatenate([ids[:, :3], ids[:, :2:-1]], 1)
+    logits, others = (session.model.output(*session.context.put(each)) for each in (ids, changed))
     assert relative_error(others[:, :3], logits[:, :3]) < 1e-5
     assert relative_error(others[:, 3:], logits[:, 3:]) > 0.1
     assert np.array_equal(target[:, :-1], ids[:, 1:])

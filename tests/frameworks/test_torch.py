@@ -8,6 +8,7 @@ from multiprocessing import connection, queues
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image, JpegImagePlugin
@@ -21,15 +22,9 @@ from bench.timing import MeasurementError
 from bench.workloads import data
 from checks import count_flops
 from image_benchmark import COUNTS, image_workload
-from tests.frameworks.sessions import Opener, assert_calibrated, measure_and_check
+from tests.frameworks.sessions import Opener, measure_and_check
 
 open_session = Opener("torch")
-
-
-def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
-    module = open_session("image", "inference", USE_GPU="0").model.uncompiled
-    norms = [each for each in module.modules() if isinstance(each, on_torch.NORMS)]
-    assert_calibrated([(each.running_mean.numpy(), each.running_var.numpy()) for each in norms])
 
 
 @pytest.mark.parametrize(
@@ -38,13 +33,10 @@ def test_batchnorm_has_the_mean_0_and_one_variance_in_each_layer():
 @pytest.mark.parametrize("phase", ["inference", "training"])
 def test_the_formulas_agree_with_the_counter(script, model, phase):
     session = open_session(script, phase, USE_GPU="0", MODEL=model)
-    if script == "transformer":
-        assert session.model.uncompiled.model.config._attn_implementation == "sdpa"
-    work = open_session.workload(script, phase, MODEL=model)
     # Without this the CPU's attention is one operator that the counter does not know.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         session.step()
-    assert counter.get_total_flops() == work.flops_per_item * work.items_per_step
+    assert counter.get_total_flops() == session.workload.flops_per_item * session.workload.items_per_step
 
 
 def test_every_image_model_is_counted():
@@ -58,20 +50,17 @@ def test_every_image_model_is_counted():
     assert counts["resnet50"]["parameters"] == "25557032"
 
 
-def test_a_step_of_training_changes_every_weight():
-    session = open_session("mlp", "training")
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.01), ("adam", 1e-5)])
+def test_a_step_of_training_changes_every_weight(optimizer, rate):
+    session = open_session("mlp", "training", OPTIMIZER=optimizer)
+    used = session.model.optimizer
+    assert (type(used).__name__.lower(), used.defaults["lr"]) == (optimizer, rate)
     assert session.model.uncompiled.training
     for _ in range(3):
         before = [weight.clone() for weight in session.model.uncompiled.parameters()]
         session.step()
         after = session.model.uncompiled.parameters()
         assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.01), ("adam", 1e-5)])
-def test_the_optimizer_is_the_one_asked_for(optimizer, rate):
-    used = open_session("mlp", OPTIMIZER=optimizer).model.optimizer
-    assert (type(used).__name__.lower(), used.defaults["lr"]) == (optimizer, rate)
 
 
 def test_images_lie_in_the_memory_format_asked_for():
@@ -99,31 +88,45 @@ def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
     assert session.output_error < 1e-4
 
 
+# The pipeline
+
+
+def read_images(workers, phase="inference", side=32, **options):
+    """Return the batches of two images that workers read; options: of the DataLoader."""
+    names = {"BATCH_SIZE": "2", "NUM_WORKERS": str(workers), "USE_GPU": "0", "IMAGE_SIZE": str(side), "PHASE": phase}
+    settings = read_settings("image", names)
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, **options))
+        return on_torch_images.open_stream(image_workload(settings), settings, False)
+
+
 def test_a_stream_reads_every_file():
-    settings = read_settings("image", {"BATCH_SIZE": "4", "NUM_WORKERS": "0", "USE_GPU": "0", "IMAGE_SIZE": "32"})
-    stream = on_torch_images.open_stream(image_workload(settings), settings, False)
-    count = len(data.jpeg_files(settings.seed))
-    first, second = ([int(each) for _ in range(count // 4) for each in next(stream.batches)[1]] for _ in range(2))
+    count, batches = len(data.jpeg_files(0)), read_images(0)
+    first, second = ([int(each) for _ in range(count // 2) for each in next(batches)[1]] for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(count))
     assert first != second
 
 
-@pytest.fixture
-def open_workers(monkeypatch):
-    """Return a function that opens batches of two workers, whose next one is waited for for a minute."""
-    settings = read_settings("image", {"BATCH_SIZE": "1", "NUM_WORKERS": "2", "USE_GPU": "0", "IMAGE_SIZE": "32"})
+def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
+    """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
+    (path,) = data.write_jpegs(tmp_path, 1, seed=1)
+    monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
+    image = Image.open(path).convert("RGB")
+    scale = 256 / min(image.size)
+    image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
+    left, top = (round((side - 224) / 2) for side in image.size)
+    cut = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
+    expected = (cut - data.IMAGENET_MEAN) / data.IMAGENET_STD
+    first, second = next(read_images(0, side=224))[0].numpy().transpose(0, 2, 3, 1)
+    assert np.array_equal(first, second)
+    assert np.abs(first - expected).mean() < 0.05
+    assert len(next(read_images(0, "training"))[0].unique(dim=0)) == 2  # cut at random
 
-    def open_workers(**options):
-        monkeypatch.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, timeout=60, **options))
-        return on_torch_images.open_stream(image_workload(settings), settings, False).batches
 
-    return open_workers
-
-
-def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch, open_workers):
+def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch):
     """The main process would wait five seconds for each worker on a Mac, of which these workers have the settings."""
     monkeypatch.setenv("LIKE_A_MAC", "1")
-    batches = open_workers(multiprocessing_context="spawn")
+    batches = read_images(2, multiprocessing_context="spawn", timeout=300)
     kept = [next(batches) for _ in range(4)]  # of both workers: while we have one, a worker's manager lives
     for worker in batches._workers:
         worker.terminate()
@@ -138,39 +141,10 @@ def prepare_to_receive(worker, prepare=on_torch_images.prepare_worker):
     queues._ForkingPickler = SimpleNamespace(loads=pickle.loads)  # and cannot send: it has no dumps
 
 
-def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch, open_workers):
+def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch):
     monkeypatch.setattr(on_torch_images, "prepare_worker", prepare_to_receive)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
-        next(open_workers())
-
-
-def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):
-    usual = torch.get_num_threads()
-    monkeypatch.setattr(on_torch, "usable_cores", lambda: 1)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    found = [on_torch.find_device(read_settings("mlp", given)) for given in ({}, {"NUM_THREADS": "2"})]
-    torch.set_num_threads(usual)
-    assert [device.num_threads for device in found] == [1, 2]
-
-
-def switch_onednn(is_on):
-    torch.backends.mkldnn.enabled = is_on
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [(lambda: None, ""), (lambda: torch.set_num_threads(1), "threads"), (lambda: switch_onednn(False), "oneDNN")],
-)
-def test_a_library_that_slows_the_rest_of_the_process_is_noticed(monkeypatch, run_in_process, change, words):
-    """Let the code that builds the model change something, as an import may."""
-    usual, build = torch.get_num_threads(), on_torch.BUILDERS["mlp"]
-    monkeypatch.setitem(on_torch.BUILDERS, "mlp", lambda workload: change() or build(workload))
-    try:
-        (row,) = run_in_process("mlp", USE_GPU="0", NUM_THREADS="2", MAX_SECONDS="0.1")
-    finally:
-        torch.set_num_threads(usual)
-        switch_onednn(True)
-    assert (row["status"], words in row["note"]) == ("unsupported" if words else "ok", True)
+        next(read_images(2, timeout=300))
 
 
 def test_the_jpeg_pool_is_like_photographs(tmp_path):
@@ -184,21 +158,20 @@ def test_the_jpeg_pool_is_like_photographs(tmp_path):
     assert all(JpegImagePlugin.get_sampling(Image.open(path)) == 0 for path in tmp_path.iterdir())  # 4:4:4
 
 
-@pytest.mark.parametrize(("model", "side"), [("vit_b_16", 32), ("maxvit_t", 448)])
-def test_a_model_that_knows_its_image_size_is_built_for_another_one(model, side):
-    settings = open_session.settings("image", MODEL=model, IMAGE_SIZE=str(side))
-    built = on_torch.BUILDERS["image"](image_workload(settings)).eval()
-    with torch.inference_mode():
-        assert built(torch.zeros(1, 3, side, side)).shape == (1, 1000)
+# Threads, models, the compiler
 
 
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [("regnet", "regnet_x"), ("vit_base_patch16_224", "vit_b_16"), ("fasterrcnn_resnet50_fpn", "classification")],
-)
-def test_an_unknown_model_is_refused_with_those_of_its_family(model, words):
-    with pytest.raises(SettingError, match=f"MODEL='{model}' .*{words}"):
-        open_session("image", "inference", MODEL=model)
+def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_them_is_noticed(monkeypatch):
+    usual = torch.get_num_threads()
+    monkeypatch.setattr(on_torch, "usable_cores", lambda: 1)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = [on_torch.find_device(read_settings("mlp", given)) for given in ({}, {"NUM_THREADS": "2"})]
+    context = open_session("mlp").context
+    torch.set_num_threads(usual)
+    context.check_switches(usual)
+    with pytest.raises(MeasurementError, match="threads"):
+        context.check_switches(usual + 1)
+    assert [device.num_threads for device in found] == [1, 2]
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):

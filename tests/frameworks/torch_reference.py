@@ -12,9 +12,8 @@ import numpy as np
 
 import llm_benchmark
 from bench.settings import read_settings
-from image_benchmark import image_workload
-from mlp_benchmark import mlp_workload
-from transformer_benchmark import ENCODERS, Encoder, transformer_workload
+from tests.fakes import workload_of_command
+from transformer_benchmark import ENCODERS, Encoder
 
 # As deep and wide as it takes to see a difference; the published sizes would take gigabytes to hand over.
 TINY = {
@@ -29,17 +28,15 @@ TINY_DECODERS = {
     ),
 }
 # SGD: Adam's first step is the sign of the gradient, which is noise where the gradient is zero.
-TINY_SETTINGS = {"SEQUENCE_LENGTH": "16", "OPTIMIZER": "sgd"}
 CASES = {
-    "resnet18": ("image", image_workload, {"IMAGE_SIZE": "64"}),
-    "resnet50": ("image", image_workload, {"IMAGE_SIZE": "96"}),
-    "mlp-64-32": ("mlp", mlp_workload, {"DATA": "synthetic"}),
-    "tiny-distilbert": ("transformer", transformer_workload, TINY_SETTINGS),
-    "tiny-bert": ("transformer", transformer_workload, TINY_SETTINGS),
+    "resnet18": ("image", {"IMAGE_SIZE": "64"}),
+    "resnet50": ("image", {"IMAGE_SIZE": "96"}),
+    "mlp-64-32": ("mlp", {"DATA": "synthetic"}),
+    **dict.fromkeys(TINY, ("transformer", {"SEQUENCE_LENGTH": "16", "OPTIMIZER": "sgd"})),
 }
 TRAINED_DECODERS = {
-    "tiny-llama": ("llm", llm_benchmark.llm_workload, {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd"}),
-    "tiny-qwen": ("llm", llm_benchmark.llm_workload, {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd", "LORA_RANK": "4"}),
+    "tiny-llama": ("llm", {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd"}),
+    "tiny-qwen": ("llm", {"PROMPT_TOKENS": "8", "OPTIMIZER": "sgd", "LORA_RANK": "4"}),
 }
 
 
@@ -47,10 +44,10 @@ def describe(model, **environ):
     """(workload, settings) of a case."""
     ENCODERS.update(TINY)
     llm_benchmark.DECODERS.update(TINY_DECODERS)
-    script, make_workload, extra = (CASES | TRAINED_DECODERS)[model]
+    script, extra = (CASES | TRAINED_DECODERS)[model]
     asked = {"MODEL": model, "BATCH_SIZE": "2", "PHASE": "training"} | extra | environ
     settings = read_settings(script, asked).on("cpu")
-    return make_workload(settings), settings
+    return workload_of_command(script, settings), settings
 
 
 def write(model, folder):
@@ -64,13 +61,10 @@ def write(model, folder):
     for _ in range(3):
         ours.train(inputs, labels)
         losses.append(ours.loss.item())
-        trained = ((name, weight) for name, weight in ours.module.named_parameters() if weight.requires_grad)
-        now = {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in trained}
-        gradients = gradients or now
-    facts = {"inputs": inputs.numpy(), "labels": labels.numpy(), "logits": logits, "losses": losses} | {
-        name[1:]: value for name, value in gradients.items()
-    }
-    np.savez(Path(folder) / f"{model}.npz", **{f"_{name}": value for name, value in facts.items()}, **kept)
+        trained = ours.trained_weights().items()
+        gradients = gradients or {f"_gradient.{name}": weight.grad.numpy().copy() for name, weight in trained}
+    facts = {"_inputs": inputs.numpy(), "_labels": labels.numpy(), "_logits": logits, "_losses": losses}
+    np.savez(Path(folder) / f"{model}.npz", **facts, **gradients, **kept)
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ BUGS = {
     "look_at_the_precision_before_the_first_step": Bug(
         SESSION,
         "        self.notes = []",
-        "        self.precisions = precision.check_precision(context, False)\n        self.notes = []",
+        "        self.precisions = precision.check_precision(self.context, False)\n        self.notes = []",
         ACCIDENTS,
     ),
     "never_compare_single_steps": Bug(CHECK, "    if steps == 1:\n        return\n", "    return\n", TIMING),

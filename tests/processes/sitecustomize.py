@@ -1,8 +1,7 @@
 """Every Python that a test starts runs this first: there too no package reads the host's energy.
 
 With LIKE_A_MAC=1 it has macOS's settings: workers are spawned, PyTorch shares their batches by file name, nobody tells
-which cores may be used, and our own files of /proc and /sys are not there. With CARDS it has the cards of
-tests/card/machines.py, and their energy.
+which cores may be used, and our own files of /proc and /sys are not there.
 """
 
 import builtins
@@ -11,14 +10,8 @@ import os
 import sys
 from pathlib import Path
 
-if os.environ.get("CARDS"):
-    from bench import frameworks
-    from tests.card import machines
-
-    machines.plug_in_with(frameworks)
-else:
-    for package in ("pynvml", "zeus_apple_silicon"):
-        sys.modules[package] = None
+for package in ("pynvml", "zeus_apple_silicon"):
+    sys.modules[package] = None
 
 if os.environ.get("START_METHOD"):  # forkserver is Linux's default from Python 3.14 on
     multiprocessing.set_start_method(os.environ["START_METHOD"])

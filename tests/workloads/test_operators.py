@@ -92,11 +92,17 @@ def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch,
 def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypatch, device, error, accepts):
     monkeypatch.setattr(operators, "CACHE_BYTES", 1)
     workload = SMALL_CONVOLUTION()
-    wrong = lambda *operands: (1 + error) * operators.sample_convolution(operands)[1]  # noqa: E731
-    fakes = {"put_operands": lambda *arrays: arrays, "operators": {"conv3x3": wrong}}
-    fakes |= {"sample": lambda output, indices: output, "synchronize": None, "trace_count": None}
+
+    def convolve(*operands):
+        indices, expected = operators.sample_convolution(operands)
+        output = np.zeros([max(places) + 1 for places in indices])
+        output[indices] = (1 + error) * expected
+        return output
+
+    fakes = {"put": lambda *arrays: arrays, "operators": {"conv3x3": convolve}, "to_numpy": np.asarray}
+    fakes |= {"synchronize": None, "trace_count": None}
     context = SimpleNamespace(device=device, precision="float16", seed=0, **fakes)
-    session = Session(context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
+    session = Session(lambda settings: context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
     session.precisions = {"matmul": "float16", "convolution": "float16"}
     session.step()
     with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):

@@ -17,7 +17,7 @@ from bench.frameworks import Device, base, session
 from bench.frameworks.apple_mlx import on_mlx_llm, on_mlx_networks
 from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
 from bench.settings import TRAINING
-from bench.workloads.workload import LEARNING_RATES, RESNETS
+from bench.workloads.workload import LEARNING_RATES
 
 BUILDERS = on_mlx_networks.BUILDERS | {"llm": on_mlx_llm.build_llm}
 OPTIMIZERS = {
@@ -90,13 +90,7 @@ def to_numpy(array):
 class DeviceContext(base.DeviceContext):
     """Where and how MLX computes."""
 
-    builders = BUILDERS
     operators = OPERATORS
-
-    @staticmethod
-    def image_models():
-        return list(RESNETS)
-
     to_numpy = staticmethod(to_numpy)
     synchronize = staticmethod(mx.synchronize)
     release = staticmethod(mx.clear_cache)
@@ -131,9 +125,9 @@ class DeviceContext(base.DeviceContext):
             return function
         return mx.compile(self.counted(function), inputs=list(state), outputs=list(state))
 
-    def build(self, workload, phase):
+    def build(self, workload, phase, inputs):
         module = BUILDERS[workload.name](workload)
-        calibrate(module, self.put(*self.calibration_inputs(workload), dtype=mx.float32))
+        calibrate(module, self.put(*inputs, dtype=mx.float32))
         module.set_dtype(self.dtype)
         kind = CachedModel if phase in ("prefill", "decode") else Model
         return kind(self, module, workload, phase in TRAINING)
@@ -194,10 +188,6 @@ class Model(base.Model):
         """Run all of it as one function."""
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
-        return self.last_weight
-
-    @property
-    def last_weight(self):
         return [each for each in self.trained_weights().values() if each.ndim > 1][-1]  # 16 bits leave norms at 1
 
     def trained_weights(self):
@@ -268,4 +258,4 @@ class CachedModel(Model):
         return body.embed_tokens.as_linear(kept) if self.module.args.tie_word_embeddings else self.module.lm_head(kept)
 
 
-open_session = partial(session.open_session, DeviceContext)
+open_session = partial(session.Session, DeviceContext)

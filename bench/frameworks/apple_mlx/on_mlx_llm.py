@@ -10,7 +10,6 @@ from mlx.utils import tree_flatten, tree_map
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
-TENSORS = ("weight", "scales", "biases")  # of a quantised layer
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
 GROUP_SIZE = 64  # weights that share a scale and a bias, as in mlx-lm
 
@@ -70,17 +69,13 @@ def quantise(module, bits):
         mx.eval(layer.parameters())
 
 
-def dequantise(parts, bits):
-    """Return the weights that quantised ones, TENSORS, stand for, in float32."""
-    numbers, *scales_and_biases = parts
-    return mx.dequantize(numbers, *(each.astype(mx.float32) for each in scales_and_biases), GROUP_SIZE, bits)
-
-
 def probe_quantised(left, right, bits):
     """Multiply by quantised weights, as DeviceContext.probe() does, and add what quantising has taken away."""
     left = left[:PROBED_ROWS]
     quantised = mx.quantize(right.T, GROUP_SIZE, bits)
     output = mx.quantized_matmul(left, *quantised, group_size=GROUP_SIZE, bits=bits)
     with mx.stream(mx.cpu):
-        lost = left.astype(mx.float32) @ (right.T - dequantise(quantised, bits)).T
+        values, *scales_and_biases = quantised
+        kept = mx.dequantize(values, *(each.astype(mx.float32) for each in scales_and_biases), GROUP_SIZE, bits)
+        lost = left.astype(mx.float32) @ (right.T - kept).T
     return np.array(output.astype(mx.float32) + lost), output.dtype == mx.float16

@@ -10,14 +10,14 @@ import mlx.core as mx
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from bench.workloads.workload import RESNETS
+from bench.workloads.workload import RESNETS, find_model
 
 TABLES = ("words", "positions", "types")  # the embeddings of an encoder
 
 
 def build_image(workload):
     """Build one of torchvision's ResNets; its images are channels last."""
-    return ResNet(*RESNETS[workload.model], workload.sizes.classes)
+    return ResNet(*RESNETS[find_model(workload.model, RESNETS)], workload.sizes.classes)
 
 
 def convolution(inputs, outputs, size, stride=1):

@@ -15,17 +15,13 @@ from keras import layers, ops
 from bench.frameworks import base
 from bench.settings import TRAINING
 from bench.timing import MeasurementError
-from bench.workloads.workload import LEARNING_RATES, RESNETS
+from bench.workloads.workload import LEARNING_RATES, RESNETS, find_model
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
 
 
 class KerasContext(base.DeviceContext):
     """The part of a DeviceContext that needs only NumPy and Keras: images and kernels are channels_last."""
-
-    @staticmethod
-    def image_models():
-        return [*RESNETS, "mobilenet_v2"]
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model, a workload and whether it is trained
     place: Any  # this device, as keras.device() takes it
@@ -36,44 +32,41 @@ class KerasContext(base.DeviceContext):
         keras.config.set_image_data_format("channels_last")
         self.policy = keras.dtype_policies.get("float32" if self.precision == "tf32" else self.precision)
 
-    def build(self, workload, phase):
+    def build(self, workload, phase, inputs):
         keras_model = self.build_layers(workload)
         with keras.device(self.place):
-            calibrate(keras_model, self.put(*self.calibration_inputs(workload)))
+            calibrate(keras_model, self.put(*inputs))
             return self.model_class(self, keras_model, workload, phase in TRAINING)
 
     def build_layers(self, workload):
         """Return a Keras model on this device, whose new layers have this precision."""
         keras.config.set_dtype_policy(self.policy)
         with keras.device(self.place):
-            return self.builders[workload.name](workload)
+            return BUILDERS[workload.name](workload)
 
     def probe(self, name, left, right):
-        operands = self.put_operands(left, right, dtype=self.policy.compute_dtype)
+        operands = [ops.cast(each, self.policy.compute_dtype) for each in self.put(left, right)]
         if name == "matmul":
             output = self.operators["matmul"](*operands)
             return self.to_numpy(output), output.dtype == "float16"
         output = self.operators["conv3x3"](*operands)
         return self.to_numpy(output)[..., 1:-1, 1:-1], output.dtype == "float16"  # without the padded border
 
-    def put(self, *arrays, dtype=None):
-        with keras.device(self.place):
-            tensors: Any = [ops.convert_to_tensor(channels_last(each)) for each in arrays]
-            dtype = dtype or self.policy.variable_dtype
-            return tuple(ops.cast(each, dtype) if is_float(each) else each for each in tensors)
-
-    def put_operands(self, *arrays, dtype=None):
-        if arrays[0].ndim == 4:  # put() makes the kernel height, width, input, output
-            arrays = arrays[0], arrays[1].transpose(2, 0, 3, 1)
-        return self.put(*arrays, dtype=dtype)
+    def put(self, *arrays):
+        tensors = []
+        for array in arrays:
+            if array.ndim == 4:  # images; behind them an operator's kernels: height, width, inputs, outputs
+                array = array.transpose((2, 3, 1, 0) if tensors else (0, 2, 3, 1))
+            with keras.device(self.place):
+                tensor = ops.convert_to_tensor(array)
+                is_float = keras.backend.is_float_dtype(tensor.dtype)
+                tensors.append(ops.cast(tensor, self.policy.variable_dtype) if is_float else tensor)
+        return tuple(tensors)
 
     def to_numpy(self, values):
         array = np.asarray(values)
         array = array if array.dtype.kind in "iu" else array.astype(np.float32)
         return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
-
-    def flat(self, values):
-        return ops.reshape(values, (-1,))
 
     def read(self, values):
         # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy.
@@ -119,15 +112,6 @@ class KerasModel(base.Model):
             return type(self)(context, keras_model, self.workload, is_trained=False)
 
 
-def is_float(tensor):
-    return keras.backend.is_float_dtype(tensor.dtype)
-
-
-def channels_last(array):
-    """Return images of NumPy with channels last, and anything else as it is."""
-    return array.transpose(0, 2, 3, 1) if isinstance(array, np.ndarray) and array.ndim == 4 else array
-
-
 def build_optimizer(context, weights):
     """Return the optimizer of these weights; it scales the loss if small gradients would become zero."""
     if (context.optimizer, context.precision) == ("adam", "bfloat16"):
@@ -153,7 +137,7 @@ def build_image(workload):
     """Build one of torchvision's models in Keras layers; it returns logits."""
     shape = workload.sizes.side, workload.sizes.side, 3
     classes = workload.sizes.classes
-    if workload.model != "mobilenet_v2":
+    if find_model(workload.model, [*RESNETS, "mobilenet_v2"]) in RESNETS:  # raises SettingError for another one
         return build_resnet(*RESNETS[workload.model], shape, classes)
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
     # torchvision's dropout before the classifier, which Keras leaves out

@@ -12,7 +12,7 @@ import keras
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
-from bench.frameworks.keras_jax_tf.keras_networks import BUILDERS, KerasContext, KerasModel
+from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
 from bench.host.resources import usable_cores
 
 
@@ -109,7 +109,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
-        return self.last_weight
+        return self.trained[-1]
 
     def gradients(self, *batch):
         def scaled_loss(trained, others, *batch):
@@ -126,15 +126,10 @@ class Model(KerasModel):
     def trained_weights(self):
         return dict(zip((each.path for each in self.keras_model.trainable_variables), self.trained, strict=True))
 
-    @property
-    def last_weight(self):
-        return self.trained[-1]
-
 
 class DeviceContext(KerasContext):
     """Where and how JAX computes."""
 
-    builders = BUILDERS
     operators = OPERATORS
     model_class = Model
 
@@ -162,4 +157,4 @@ def take(data, rows):
     return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
 
 
-open_session = partial(session.open_session, DeviceContext)
+open_session = partial(session.Session, DeviceContext)

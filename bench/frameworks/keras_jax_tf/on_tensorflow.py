@@ -14,9 +14,8 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
-from bench.frameworks.keras_jax_tf.keras_networks import BUILDERS, KerasContext, KerasModel
+from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
 from bench.host.resources import USABLE_CPUS, usable_cores
-from bench.settings import SettingError
 from bench.timing import MeasurementError
 
 # The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
@@ -40,15 +39,11 @@ def find_device(settings):
 
 
 def explain_new_card(capability):
-    """Return a clause if kernels must be compiled from PTX first; raises SettingError if the process would end."""
+    """Return a clause if kernels for a card must be compiled from PTX first; TensorFlow's own log would not show it."""
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
-    newest = max((int(re.sub(r"\D", "", each)) // 10 for each in built), default=0)
-    if not (capability and newest) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
+    if not (capability and built) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
         return ""
-    if capability[0] <= newest:
-        return "TensorFlow compiles its kernels for this card when it first uses them, which may take half an hour once"
-    reason = f"{tf.__version__} has no kernels for compute capability {capability[0]}.x (only up to {newest}.x)"
-    raise SettingError(f"FRAMEWORK='tensorflow': {reason}: set FRAMEWORK=torch, or USE_GPU=0")
+    return f"TensorFlow first compiles kernels for compute capability {capability[0]}.x, which may take half an hour"
 
 
 def choose_device(use_gpu):
@@ -81,27 +76,15 @@ class Model(KerasModel):
     def __init__(self, context, keras_model, workload, is_trained):
         super().__init__(context, keras_model, workload, is_trained)
         self.weights = keras_model.trainable_variables
-        self.last_weight = self.weights[-1]
-        self.output_of = output_of = context.function(lambda *inputs: keras_model(list(inputs), training=False))
-
-        def compute_first(*inputs):  # only then TensorFlow tells where its operators are
-            self.output_of = output_of
-            return refuse_cpu_work(output_of)(*inputs)
-
-        if context.device != "cpu":
-            self.output_of = compute_first
+        self.infer = context.function(lambda *inputs: keras_model(list(inputs), training=False))
         self.is_trained = is_trained
         if is_trained:
             self.optimizer = keras_networks.build_optimizer(context, self.weights)
             self.train_step = context.function(self._train)
 
-    def infer(self, *inputs):
-        return self.output_of(*inputs)
-
     def gradients(self, *batch):
         # On the device as it is measured: Metal's wrong results come from operators that a graph fuses.
         run = self.context.function(self._differentiate) if self.is_trained else self._differentiate
-        run = refuse_cpu_work(run) if self.context.device != "cpu" else run
         with keras.device(self.context.place):
             outputs, *norms = run(*batch)
         return self.context.to_numpy(outputs), [float(each) for each in norms]
@@ -129,7 +112,7 @@ class Model(KerasModel):
     def train(self, *batch):
         """Run all of it in one graph."""
         self.loss = self.train_step(*batch)
-        return self.last_weight
+        return self.weights[-1]
 
     def trained_weights(self):
         return {weight.path: weight.value for weight in self.weights}
@@ -138,7 +121,6 @@ class Model(KerasModel):
 class DeviceContext(KerasContext):
     """Where and how TensorFlow computes."""
 
-    builders = BUILDERS
     operators = OPERATORS
     model_class = Model
 
@@ -159,17 +141,18 @@ class DeviceContext(KerasContext):
             with keras.device(self.place):  # a graph ignores the scope that it is called in
                 return python_function(*arguments)
 
-        return tf.function(self.counted(placed), jit_compile=self.compile)
+        graph = tf.function(self.counted(placed), jit_compile=self.compile)
+        return graph if self.device == "cpu" else refuse_cpu_work(graph)
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)
         for start in range(0, len(order), batch_size):
             yield tuple(tf.gather(each, order[start : start + batch_size]) for each in data)
 
-    def sample(self, output, indices):
-        if self.device != "cpu" and "CPU" in output.backing_device:
+    def read(self, values):
+        if self.device != "cpu" and values.ndim and "CPU" in getattr(values, "backing_device", ""):
             raise MeasurementError("unsupported", "TensorFlow runs this operator on the CPU, not on the GPU")
-        return super().sample(output, indices)
+        return super().read(values)
 
     def synchronize(self):
         tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
@@ -184,22 +167,25 @@ class DeviceContext(KerasContext):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
 
 
-def refuse_cpu_work(function):
-    """Return a tf.function that raises MeasurementError if its graph leaves EXPENSIVE operators to the CPU.
+def refuse_cpu_work(graph):
+    """Return a tf.function whose first call raises MeasurementError if it leaves EXPENSIVE operators to the CPU.
 
     TensorFlow does that if a device lacks a kernel. set_soft_device_placement(False) forbids it, but then no Keras
     model runs on Metal: https://developer.apple.com/forums/thread/759438
     """
 
-    def checked(*batch):
-        with eager.collect_graphs() as graphs:
-            results = function(*batch)
+    def check_first(*batch):
+        nonlocal call
+        with eager.collect_graphs() as graphs:  # only after a call TensorFlow tells where its operators are
+            results = graph(*batch)
         on_cpu = {node.op for graph in graphs for node in graph.node if "CPU" in node.device}
         if moved := sorted(name for name in on_cpu if name.startswith(EXPENSIVE)):
             raise MeasurementError("unsupported", f"TensorFlow would run {', '.join(moved)} on the CPU, not on the GPU")
+        call = graph
         return results
 
-    return checked
+    call = check_first
+    return lambda *batch: call(*batch)
 
 
-open_session = partial(session.open_session, DeviceContext)
+open_session = partial(session.Session, DeviceContext)

@@ -8,6 +8,7 @@ import functools
 import gc
 import os
 import platform
+import sys
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bench.frameworks import Device, base, refuse_old, session
+from bench.frameworks import Device, base, session
 from bench.frameworks.pytorch import on_torch_diffusion, on_torch_llm, on_torch_ranks
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.host import environment
@@ -38,8 +39,12 @@ def find_device(settings):
     """Prepare this process (CPU threads, this rank's GPU, memory limit on MPS) and return the Device to run on.
 
     Raises:
-        SettingError: operators would move to the CPU silently.
+        SettingError: operators would move to the CPU silently, or PyTorch is too old.
     """
+    # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
+    if torch.__version__ < (oldest := "2.15" if sys.platform == "darwin" else "2.9"):
+        words = f"PYTHON={sys.executable!r} has PyTorch {torch.__version__}, which is too old"
+        raise SettingError(f"{words}: `pip install 'torch>={oldest}'` there, or unset PYTHON")
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
@@ -103,11 +108,10 @@ def set_float32(precision):
     backends.cudnn.benchmark = True
 
 
-def import_images():
-    """Return on_torch_images; importing torchvision takes as long as importing torch, so only if needed."""
-    from bench.frameworks.pytorch import on_torch_images
+def build_image(workload):
+    from bench.frameworks.pytorch import on_torch_images  # torchvision takes as long as torch, so only if needed
 
-    return on_torch_images
+    return on_torch_images.build_image(workload)
 
 
 def build_mlp(workload):
@@ -123,7 +127,6 @@ def build_mlp(workload):
 
 def build_transformer(workload):
     """Build an encoder and its classifier by transformers, with scaled_dot_product_attention and without a mask."""
-    refuse_old("transformers", "5")
     import transformers  # takes ten seconds, so only if needed
 
     encoder = workload.sizes
@@ -148,7 +151,7 @@ class Logits(torch.nn.Module):
 
 
 BUILDERS = {
-    "image": lambda workload: import_images().build_image(workload),
+    "image": build_image,
     "mlp": build_mlp,
     "transformer": build_transformer,
     "llm": on_torch_llm.Decoder,
@@ -220,12 +223,7 @@ def without_onednn(num_threads):
 class DeviceContext(base.DeviceContext):
     """Where and how PyTorch computes."""
 
-    builders = BUILDERS
     operators = OPERATORS
-
-    @staticmethod
-    def image_models():
-        return import_images().list_models()
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)  # as find_device() chose
@@ -247,17 +245,19 @@ class DeviceContext(base.DeviceContext):
             got = torch.matmul(left, right) if name == "matmul" else functional.conv2d(left, right)
         return self.to_numpy(got), got.dtype == torch.float16
 
-    def build(self, workload, phase):
+    def build(self, workload, phase, inputs):
         module = BUILDERS[workload.name](workload)
         if hasattr(module, "fill"):  # it was built without memory
             module.fill(self.device, self.dtype)
-        calibrate(module, map(torch.from_numpy, self.calibration_inputs(workload)))
+        calibrate(module, map(torch.from_numpy, inputs))
         module = module.to(self.device, self.dtype, memory_format=self.format)
         kind = on_torch_llm.CachedModel if phase in ("prefill", "decode") else Model
         return kind(self, module, workload, is_trained=phase in TRAINING)
 
     def open_stream(self, workload, settings):
-        return import_images().open_stream(workload, settings, pins_memory=self.device == "cuda")
+        from bench.frameworks.pytorch import on_torch_images
+
+        return on_torch_images.open_stream(workload, settings, pins_memory=self.device == "cuda")
 
     def autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
@@ -313,9 +313,6 @@ class DeviceContext(base.DeviceContext):
         if (found := torch.get_num_threads()) != num_threads:
             why = f"a library has changed the number of threads from {num_threads} to {found}"
             raise MeasurementError("unsupported", f"{why}: find what calls torch.set_num_threads(), and remove it")
-        if not torch.backends.mkldnn.enabled:
-            fix = "find what sets torch.backends.mkldnn.enabled, and remove it"
-            raise MeasurementError("unsupported", f"oneDNN is switched off: {fix}")
 
     def reset_peak_memory(self):
         if self.device != "cpu":
@@ -345,4 +342,4 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.empty_cache()
 
 
-open_session = functools.partial(session.open_session, DeviceContext)
+open_session = functools.partial(session.Session, DeviceContext)

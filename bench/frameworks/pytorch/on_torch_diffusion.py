@@ -2,7 +2,6 @@
 
 import torch
 
-from bench.frameworks import refuse_old
 from bench.frameworks.pytorch import on_torch_llm
 
 ADDED = ("text_embeds", "time_ids")  # arguments that Stable Diffusion XL takes in a dict of their own
@@ -13,7 +12,6 @@ class Denoiser(torch.nn.Module):
 
     def __init__(self, workload):
         super().__init__()
-        refuse_old("diffusers", "0.36")  # Flux2Transformer2DModel
         import diffusers  # takes ten seconds, so only if needed
 
         sizes = workload.sizes

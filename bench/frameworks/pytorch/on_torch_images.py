@@ -12,10 +12,8 @@ from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
 from bench import process
-from bench.frameworks import base
-from bench.host import resources
-from bench.timing import MeasurementError
 from bench.workloads import data
+from bench.workloads.workload import find_model
 
 
 def list_models():
@@ -25,6 +23,7 @@ def list_models():
 
 def build_image(workload):
     """Build a torchvision classification model with random weights and without auxiliary heads."""
+    find_model(workload.model, list_models())  # raises SettingError for another one
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
     if "vit" in workload.model:  # the size of the images is part of these models
         side = workload.sizes.side
@@ -38,13 +37,9 @@ def build_image(workload):
 
 
 def open_stream(workload, settings, pins_memory):
-    """Return the Stream of batches that a DataLoader's workers read from JPEG files and prepare."""
+    """Return the endless batches that a DataLoader's workers read from JPEG files and prepare."""
     paths = data.jpeg_files(settings.seed)
     workers = settings.num_workers
-    queued = data.PREFETCH + 1  # batches of each worker, one of them in its hands
-    if workers > (fitting := resources.count_workers(workers, queued, workload.batch_bytes)):
-        fix = f"`docker run --ipc=host`, or NUM_WORKERS={fitting}"
-        raise MeasurementError("unsupported", f"NUM_WORKERS='{workers}' needs more than /dev/shm has: {fix}")
     with process.deferred_interrupts():
         loader = DataLoader(
             JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
@@ -56,18 +51,14 @@ def open_stream(workload, settings, pins_memory):
             pin_memory=pins_memory,
             worker_init_fn=prepare_worker,
         )
-        batches = iter(loader)
-    return base.Stream(batches, workers, workers * queued)
+        return iter(loader)
 
 
 def prepare_worker(worker):
-    """Let a worker send its batches, and end at once.
-
-    It ends without a traceback of a connection that the main process has closed (Ctrl-C), and if it cannot send a
-    batch: multiprocessing would drop that, and the main process would wait for it without end.
-    """
+    """Let a worker end at once, and without a traceback of a connection that the main process has closed (Ctrl-C)."""
     sys.excepthook = lambda *_: None
-    queues.Queue._on_queue_feeder_error = staticmethod(end_without_batch)  # pyright: ignore[reportAttributeAccessIssue]
+    # multiprocessing drops a batch that it cannot send, and the main process would wait for it without end.
+    queues.Queue._on_queue_feeder_error = staticmethod(lambda *_: os._exit(1))  # pyright: ignore
     # On a Mac a worker starts torch_shm_manager, which outlives it. If the manager inherited the pipe whose end tells
     # the main process that the worker is dead, the main process would wait five seconds for each worker.
     for descriptor in map(int, os.listdir("/dev/fd")):
@@ -75,13 +66,6 @@ def prepare_worker(worker):
             os.set_inheritable(descriptor, descriptor <= 2)
     # As a forked worker ends; a spawned one would take its interpreter down, which is a second of work.
     util.Finalize(None, os._exit, (0,), exitpriority=-101)  # after that of the sockets' folder, -100
-
-
-def end_without_batch(error, batch):
-    """End this worker, which the main process notices."""
-    if not isinstance(error, ConnectionError):  # the main process has gone
-        print(f"a worker cannot send its batch: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    os._exit(1)
 
 
 class JpegDataset(Dataset):

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from bench.frameworks import refuse_old
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
@@ -61,7 +60,6 @@ class Decoder(torch.nn.Module):
 
     def __init__(self, workload):
         super().__init__()
-        refuse_old("transformers", "5.4")  # an older StaticCache has no cumulative_length
         import transformers  # takes ten seconds, so only if needed
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -83,11 +81,6 @@ class Decoder(torch.nn.Module):
                 for layer, name in itertools.product(self.decoder.model.layers, LORA_PROJECTIONS):
                     projection = getattr(layer.self_attn, name)
                     setattr(layer.self_attn, name, Adapted(projection, sizes.lora_rank))
-
-    @property
-    def last_matrix(self):
-        """Return a matrix that 16 bits let move."""
-        return [each for name, each in self.named_parameters() if each.requires_grad and "o_proj" in name][-1]
 
     @torch.no_grad()
     def fill(self, device, dtype):

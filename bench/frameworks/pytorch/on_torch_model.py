@@ -62,10 +62,11 @@ class Model(base.Model):
         self.loss_of = LOSSES.get(workload.loss)
         self.uncompiled = module.train(is_trained)
         self.size = sum(weight.numel() for weight in module.parameters())
-        self.last_weight = getattr(module, "last_matrix", [*module.parameters()][-1])
         self.module = context.compiled(on_torch_ranks.replicate(module) if is_trained else module)
         if not is_trained:
             return
+        # A matrix, because 16 bits leave norms at 1.
+        self.last_weight = [each for each in module.parameters() if each.requires_grad and each.ndim > 1][-1]
         # Fused: one kernel for all weights. A loop over them would itself be measured, and without the fused kernel
         # the gradient scaler reads a scalar back in every step.
         name = context.optimizer
