@@ -93,7 +93,7 @@ def test_packages_that_pythonpath_replaces_are_told(tmp_path):
     (tmp_path / "numpy").mkdir()
     (tmp_path / "numpy/__init__.py").touch()
     environ = SMALL | {"PYTHONPATH": str(tmp_path)}
-    status, _, err = call(sys.executable, "mlp_benchmark.py", **environ | {"MODEL": "mlp-64"})
+    status, _, err = call(sys.executable, "mlp_benchmark.py", **environ | {"MODEL": "mlp-64", "DATA": "synthetic"})
     assert (status, f"PYTHONPATH='{tmp_path}'" in err.splitlines()[-1]) == (2, True), err
 
 
