@@ -66,8 +66,8 @@ def report_framework(name):
         from bench import frameworks
         from bench.workloads.operators import matmul
 
-        given = {"USE_GPU": os.environ["USE_GPU"]} if "USE_GPU" in os.environ else {}  # other settings may not fit
-        settings = replace(read_settings("tflops", given | {"FRAMEWORK": name}), precision="float32")
+        given = {"FRAMEWORK": name, "USE_GPU": os.environ.get("USE_GPU", "1")}  # other settings may not fit
+        settings = replace(read_settings("tflops", given), precision="float32")
         framework = frameworks.load(name)
         device = framework.find_device(settings)
         session = framework.open_session(matmul((256, 256, 256)), settings, "device")
