@@ -91,7 +91,9 @@ def test_the_part_that_limits_a_pipeline_decides(run, monkeypatch, seconds):
         return (workers.step() or batch for batch in batches)
 
     monkeypatch.setattr(on_torch_images, "open_stream", open_stream)
-    resident, both, prepared = run("image", MAX_SECONDS="20", NUM_WORKERS="2")
+    lines = run("image", MAX_SECONDS="20", NUM_WORKERS="2")
+    assert len(lines) == 3, lines
+    resident, both, prepared = lines
     assert ratio_of(prepared, seconds / 2) == pytest.approx(1, abs=0.01)
     of_device = truth_of("image", "inference")
     assert ratio_of(both, max(seconds / 2, of_device)) == pytest.approx(1, abs=0.01)
