@@ -64,14 +64,9 @@ def complete(frame):
     blanks = {
         name: frame[name].mask(frame[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank
     }
-    steps = frame["batch_size"].pipe(pd.to_numeric, errors="coerce") / frame["step_seconds_median"]
-    rates = frame["throughput"].fillna((frame["items"] / frame["seconds"]).fillna(steps).where(published))
-    units = frame["workload"].map({"transformer": "sequences/s"}).fillna("images/s")
     return frame.assign(
         **blanks,
         **frame[METERS].replace(0, np.nan),
-        throughput=rates,
-        unit=frame["unit"].mask(published & (frame["unit"] == "") & rates.notna(), units),
         kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
         published=published,
         # Each published figure is a result by itself.

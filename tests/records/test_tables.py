@@ -96,12 +96,6 @@ def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_p
     assert line.count("broken.csv") == 1
 
 
-def test_a_rate_that_a_source_does_not_state_follows_from_its_seconds():
-    cited = dict.fromkeys(ROW) | {"schema": 2, "machine": "m", "source": "https://a.org", "batch_size": 4}
-    found = tables.frame_of([cited | {"items": 600.0, "seconds": 6.0}, cited | {"step_seconds_median": 0.5}])
-    assert found[["throughput", "unit"]].to_numpy().tolist() == [[100, "images/s"], [8, "images/s"]]
-
-
 # The processes of a run
 
 
