@@ -88,7 +88,7 @@ def measure_command(command, make_workload, measure, describe_rows):
         sys.stdout.flush()
         if status:
             break
-    for table in filter(None, [report.describe_scaling(measured), report.describe_parts(measured)]):
+    if table := report.describe_scaling(measured):
         print(table)
     print_paths(runs[0].settings.results_dir, measured)
     return status or (0 if has_result(measured) else 1)

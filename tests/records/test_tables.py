@@ -87,15 +87,6 @@ def test_rows_of_sustained_runs_are_left_out(write):
     assert summary(write({"scope": "sustained"})).empty
 
 
-def test_a_broken_file_is_named_in_one_line_and_the_others_are_read(write, tmp_path):
-    broken, said = tmp_path / "broken.csv", []
-    broken.write_text("a,b\n1,2\n")
-    found = tables.load([write({}), broken, write({}, machine="b")], said.append)
-    assert found["machine"].tolist() == ["a", "b"]
-    (line,) = said
-    assert line.count("broken.csv") == 1
-
-
 # The processes of a run
 
 
@@ -141,19 +132,14 @@ def test_disturbed_processes_drop_out_of_a_run_that_has_others(flag, disturbed, 
     assert (f"{left} of {count}" in found["note"]) == (left < count)
 
 
-def test_a_failure_of_some_processes_is_in_the_note():
-    failed = row(1.0, status="crashed", note="x", throughput=None)
-    (found,) = combine_all(failed)
-    assert (found["status"], found["note"]) == ("crashed", "x")
-    (found,) = combine_all(row(3.0), failed)
-    assert (found["status"], found["process_rates"], found["note"]) == ("ok", "3", "crashed in a process: x")
-
-
-def test_what_ctrl_c_left_counts_only_if_there_is_nothing_else():
-    left = row(2.0, status="interrupted")
-    assert combine_all(left)[0]["throughput"] == 2
+@pytest.mark.parametrize("status", ["crashed", "interrupted"])
+def test_what_failed_or_was_interrupted_counts_only_if_there_is_nothing_else(status):
+    left = row(2.0, status=status, note="x")
+    (found,) = combine_all(left)
+    assert (found["status"], found["note"], found["throughput"]) == (status, "x", 2)
     (found,) = combine_all(row(3.0), left)
-    assert (found["process_rates"], found["note"]) == ("3", "")
+    assert (found["status"], found["process_rates"]) == ("ok", "3")
+    assert all(words in found["note"] for words in ("1 of 2", status, "x"))
 
 
 def test_a_file_that_was_added_to_itself_counts_once():
