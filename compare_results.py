@@ -71,7 +71,7 @@ def read_side(side, environ, folder):
     print(f"{side}: {', '.join(dict.fromkeys([typed, last['machine'], last['device_name'] or last['device']]))}")
     lines.loc[lines["model"] == "matmul-peak", OF_THE_BEST] = ""  # it is the best of its machine, at any size
     where = lines["framework"] + " on " + lines["kind"].str.upper()
-    titles = [describe_work(row) for row in lines.to_dict("records")] + (", " + where)
+    titles = [describe_work(row) for row in lines[list(WORK)].to_dict("records")] + (", " + where)
     return lines.assign(place=lines.index, where=where, title=titles)
 
 
