@@ -84,14 +84,10 @@ def words_in(name):
 
 
 def describe_elsewhere(row, lines):
-    """Describe the results of a row's work elsewhere: on the same chip, then the fastest; "" without any.
+    """Describe the results of a new one's work elsewhere: on the same chip, then the fastest; "" without any.
 
     Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
-    is disturbed or implausible itself gets no ratios.
-
-    Args:
-        row: a result that has just been measured.
-        lines: those of all machines, as tables.latest() chooses them.
+    is disturbed or implausible itself gets no ratios. `lines` are those of tables.latest().
     """
     if row["status"] != "ok" or row["scope"] != "device":
         return ""
@@ -106,11 +102,11 @@ def describe_elsewhere(row, lines):
         same_chip=[words_in(name.partition(" (")[0]) == chip for name in others["device_name"]],
     )
     others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("name")
-    others = others.sort_values(["same_chip", "value"], ascending=False)
+    others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
     known = describe_how(row).split(", ")
     is_fit = not re.search(peaks.UNFIT, row["flags"])
     texts = []
-    for other in others[:MOST_SHOWN].to_dict("records"):
+    for other in others.to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]
         how.append("published" if other["published"] else f"processes: {other['processes']}")
         ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_fit else ""

@@ -67,13 +67,9 @@ def is_implausible(row):
 
 
 def measured_peaks(lines):
-    """Return the best that each machine reached, in any framework.
+    """Return the best that each machine reached in a frame of results or rows, in any framework.
 
-    Args:
-        lines: a frame of results or of rows.
-
-    Returns:
-        {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
+    It is {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
     """
     sound = lines[(lines["status"] == "ok") & ~lines["published"] & ~lines["flags"].str.contains(UNFIT)]
     matmuls = sound[sound["model"] == "matmul-peak"].groupby(["machine", "device", "precision"])["tflops"].max()

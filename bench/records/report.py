@@ -35,15 +35,9 @@ def wrap(line, indent=""):
 
 @contextmanager
 def progress(count):
-    """Show what child processes do: a bar with their number and rate, below what they print.
+    """Show what child processes do: a bar with their number and rate, below what they print; yields a Child's `show`.
 
-    What processes log is shown once, however many log it.
-
-    Args:
-        count: of the processes that follow, at most.
-
-    Yields:
-        What a Child calls as `show`.
+    What processes log is shown once, however many log it. At most `count` processes follow.
     """
     begun = []
     options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "smoothing": 0, "dynamic_ncols": True, "disable": None}
@@ -68,10 +62,9 @@ def progress(count):
 
 
 def describe_run(rows, lines):
-    """Describe the rows of one run: what ran, each result with its interval and details, and all warnings.
+    """Describe the results of one run, dicts: what ran, each with its interval and details, and all warnings.
 
     Args:
-        rows: results, dicts, None: unknown.
         lines: those of all machines, as tables.latest() chooses them.
     """
     first = rows[0]
@@ -80,7 +73,7 @@ def describe_run(rows, lines):
     where = ", ".join(filter(None, [first["device"], family, describe_setup(first)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     reached = peaks.measured_peaks(lines)
-    texts += [describe_result(row, reached, likeness.describe_elsewhere(row, lines)) for row in rows]
+    texts += [describe_result(row, reached, lines) for row in rows]
     if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
         texts.append("  run `make tflops` to compare this with the machine's peak")
     return "\n".join(filter(None, [*texts, explain_flags(" ".join(row["flags"] for row in rows).split())]))
@@ -116,13 +109,8 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached, others=""):
-    """Describe one row in lines: its result, its interval, its details and its warnings.
-
-    Args:
-        reached: what `make tflops` measured on this machine, from peaks.measured_peaks().
-        others: results of other machines, from describe_elsewhere().
-    """
+def describe_result(row, reached, lines_of_all):
+    """Describe one row in lines: its result, its interval, its details, the same work elsewhere, and its warnings."""
     lines = []
     rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
     rate = f"{rate} {row['unit']}"
@@ -137,7 +125,8 @@ def describe_result(row, reached, others=""):
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
         else:
             lines.append(f"{rate} (one process; {'its ' if low else ''}{windows})")
-        lines += filter(None, [describe_details(row, reached), describe_sustained(row), others])
+        elsewhere = likeness.describe_elsewhere(row, lines_of_all)
+        lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
@@ -160,21 +149,19 @@ def join_some(texts, most):
 
 def describe_details(row, reached):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
-    details = [f"first step {row['first_step_seconds']:.3g} s"]
-    if "uneven" in row["flags"]:
-        details.insert(0, f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}")
+    mean = [f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}"] if "uneven" in row["flags"] else []
+    details = [*mean, f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
     if row["peak_memory_bytes"]:
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row["tflops"]:
-        rate = format_number(row["tflops"], "{:.3g}")
-        share = describe_share(row, "tflops", "peak", reached)
-        details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
+        rate = f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{describe_share(row, 'tflops', 'peak', reached)}"
+        details.append(f"{rate}, measured precision {row['measured_precision']}")
     if row["bandwidth"]:
-        rate = format_number(row["bandwidth"], "{:.3g}")
-        details.append(f"reads {rate} GB/s{describe_share(row, 'bandwidth', 'bandwidth', reached)}")
+        share = describe_share(row, "bandwidth", "bandwidth", reached)
+        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     if row["power_watts"]:
         joules = f"{row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         details.append(f"{row['power_watts']:.4g} W ({row['power_scope']}), {joules}")
@@ -238,8 +225,8 @@ def describe_comparison(comparison, choices, base_choices):
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
         settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
-        fix = "COMPILE=1 (JAX always compiles)" if settings == "COMPILE" else settings
-        return f"{name} and {base_name} are not compared, because they also differ in {settings}: set {fix} for both"
+        why = f"they also differ in {settings}: set {settings} for both"
+        return f"{name} and {base_name} are not compared, because {why}"
     ratio, low, high = map(format_ratio, comparison.ratio)
     is_enough = comparison.pairs >= ENOUGH_PAIRS
     verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"

@@ -23,14 +23,7 @@ MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
 
 
 def load(paths, warn=lambda line: None):
-    """Read the rows of CSV files as one frame, in the order of the files.
-
-    It has all columns: numbers as floats (NaN: unknown), the rest as text. Added are `kind`, "cpu" or "gpu", and
-    `published`, whether others measured it.
-
-    Args:
-        warn: called with a line for a file that is left out, or of which lines are left out.
-    """
+    """Read the rows of CSV files as one frame: see complete(); one line to `warn` for a file with lines left out."""
     texts = [pd.DataFrame(columns=list(COLUMNS), dtype=str)]
     for path in paths:
         try:
@@ -59,7 +52,10 @@ def to_numbers(text):
 
 
 def complete(text):
-    """Return a frame of text with its numbers, and with what follows from its cells: see load()."""
+    """Return a frame of text with its numbers as floats (NaN: unknown), and the usual values of blank cells.
+
+    Added are `kind`, "cpu" or "gpu", and `published`, whether others measured it.
+    """
     published = text["source"] != ""
     return text.assign(
         **{name: text[name].mask(text[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank},
@@ -124,12 +120,11 @@ def combine(rows):
         why=rows["flags"].where(is_ok, (rows["status"] + ": " + rows["note"]).str.removesuffix(": ")),
     )
     counts = rows["grade"] == rows.groupby("result")["grade"].transform("max")
-    ordered = rows[counts].sort_values("throughput", kind="stable")
-    size = ordered.groupby("result")["grade"].transform("size")
-    is_median = ordered.groupby("result").cumcount() == (size - 1) // 2
-    found = ordered[is_median].set_index("result").sort_index()
     of = rows[counts].groupby("result")
     size = of.size()
+    ordered = rows[counts].sort_values("throughput", kind="stable")
+    is_median = ordered.groupby("result").cumcount() == (ordered["result"].map(size) - 1) // 2
+    found = ordered[is_median].set_index("result").sort_index()
     found = found.assign(
         throughput_low=of["low"].min().where(size > 1, found["throughput_low"]),
         throughput_high=of["high"].max().where(size > 1, found["throughput_high"]),
@@ -205,8 +200,7 @@ def latest(found):
     )
     setups = lines.groupby(["published", "device_name", "device", *WORK])["setup"].transform("nunique")
     lines["setup"] = lines["setup"].where(setups > 1, "")
-    own = lines[~lines["published"]]
-    reached = peaks.measured_peaks(own)
+    reached = peaks.measured_peaks(lines)
     for name, quantity in (("of_peak", "tflops"), ("of_bandwidth", "bandwidth")):
         shares = [peaks.fraction_of(reached, row, quantity) for row in rows]
         lines[name] = pd.Series(shares, dtype=float).mask(lines["published"])

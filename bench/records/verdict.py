@@ -39,7 +39,7 @@ def verdict_of(ratio):
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
-    """Name what limits the end-to-end rate: (name, sentence).
+    """Name what limits the end-to-end rate: "device", "input", "overlap" (of both) or "undecided"; and in a sentence.
 
     If the model runs on a GPU, the faster part is hidden behind the slower one, which limits. If model and workers
     share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
@@ -47,9 +47,6 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     Args:
         device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline, of both together.
         shares_cores: the model runs on the CPU, as the pipeline does.
-
-    Returns:
-        "device", "input", "overlap" (neither: they do not work at the same time) or "undecided", and why.
     """
     slower, faster = sorted([device, pipeline])
     name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
