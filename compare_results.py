@@ -43,8 +43,8 @@ def warn(line):
 def read_side(side, environ, folder):
     """Return the results that count of the file, the machine or the published device that A or B names, as a frame.
 
-    Those of an own file are in the order of time, published ones in that of their rates. Added are the `place` in this
-    order, `where`, framework and kind of device, and the `title`, work and where.
+    Those of an own file are in the order of time, published ones in that of their rates. Added are `where`, framework
+    and kind of device, and the `title`, work and where.
     """
     typed = environ.get(side, "").strip()
     paths = [Path(os.path.expanduser(typed)), folder / f"{typed}.csv"]
@@ -61,8 +61,8 @@ def read_side(side, environ, folder):
         found = found or [name for name in names if words and words <= likeness.words_in(name)]
         if len(found) != 1:
             known = found or sorted({path.stem for path in results.list_files(folder)} - {"published"}) or ["none"]
-            known = f"in {folder.name}/: one of {'; '.join(known)}"
-            raise SettingError(f"{side}={typed!r} must be a CSV file, or a machine or published device {known}")
+            fix = f"set {side} to a CSV file, or to one of {'; '.join(known)}"
+            raise SettingError(f"{side}={typed!r} is not one machine in {folder.name}/ or one published device: {fix}")
         lines = lines[lines["device_name"] == found[0]]
     lines = lines[lines["value"] > 0].reset_index(drop=True)
     if lines.empty:
@@ -72,7 +72,7 @@ def read_side(side, environ, folder):
     lines.loc[lines["model"] == "matmul-peak", OF_THE_BEST] = ""  # it is the best of its machine, at any size
     where = lines["framework"] + " on " + lines["kind"].str.upper()
     titles = [describe_work(row) for row in lines[list(WORK)].to_dict("records")] + (", " + where)
-    return lines.assign(place=lines.index, where=where, title=titles)
+    return lines.assign(where=where, title=titles)
 
 
 def pair_lines(a, b):
@@ -92,8 +92,8 @@ def pair_lines(a, b):
     pairs["few"] = pairs[["processes", "processes_a"]].min(axis=1)
     pairs["sound"] = (pairs["few"] >= tables.ENOUGH) & ~(pairs["disturbed"] | pairs["disturbed_a"] | pairs["cited"])
     pairs = pairs[pairs["same_work"] | pairs["cited"] | (pairs["framework"] != pairs["framework_a"])]
-    pairs = pairs.sort_values(["same_work", "same_setup", "place_a", "place"])
-    pairs = pairs.drop_duplicates([*WORK, "kind"], keep="last").sort_values("place").to_dict("records")
+    pairs = pairs.sort_values(["same_work", "same_setup"], kind="stable").drop_duplicates([*WORK, "kind"], keep="last")
+    pairs = pairs.sort_index().to_dict("records")
     for line in pairs:
         # The value of an operator is TFLOP/s.
         rate, base = (Rate(line[f"value{side}"], line[f"low{side}"], line[f"high{side}"]) for side in ("", "_a"))
@@ -125,15 +125,16 @@ def is_slower(line):
 
 
 def list_remarks(a, b, lines):
-    """List sentences: verdicts that are wrong by chance, versions and setups that differ, work of only one side."""
+    """List verdicts that are wrong by chance, versions and setups that differ, work of only one side, and a summary."""
     remarks = {}
     if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
         # All rates of one side are above all of the other one in 2 of 20 orders.
         why = f"if A and B are equally fast, 10 % of these are wrong by chance, fewer with RUNS={ENOUGH_PAIRS}"
         remarks[f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)})"] = [why]
+    own = [line for line in lines if not line["cited"]]
+    of = f"of {len(lines)}"
     for name in ("cpu_id", *VERSIONS, *SETUP):  # row by row: sets of both sides may agree by chance
-        counts = Counter((line[f"{name}_a"] or "unknown", line[name] or "unknown") for line in lines)
-        of = f"of {len(lines)}"
+        counts = Counter((line[f"{name}_a"] or "unknown", line[name] or "unknown") for line in own)
         remarks[name] = [f"{x} in A and {y} in B ({count} {of})" for (x, y), count in counts.items() if x != y]
     compared = {line[title] for line in lines for title in ("title", "title_a")}
     for side, titles in (("A", a["title"]), ("B", b["title"])):
