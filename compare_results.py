@@ -19,10 +19,12 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from bench import process
 from bench.plots import table
-from bench.records import columns, likeness, report, results, tables
-from bench.records.columns import WORKLOADS, format_number
+from bench.records import likeness, report, results, tables
+from bench.records.columns import SETUP, VERSIONS, WORK, WORKLOADS, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings, slug
 
@@ -39,9 +41,10 @@ def warn(line):
 
 
 def read_side(side, environ, folder):
-    """Return the results that count of the file, the machine or the published device that A or B names: lines, dicts.
+    """Return the results that count of the file, the machine or the published device that A or B names, as a frame.
 
-    Those of an own file are in the order of time, published ones in that of their rates.
+    Those of an own file are in the order of time, published ones in that of their rates. Added are `where`, framework
+    and kind of device, and the `title`, work and where.
     """
     typed = environ.get(side, "").strip()
     paths = [Path(os.path.expanduser(typed)), folder / f"{typed}.csv"]
@@ -51,133 +54,97 @@ def read_side(side, environ, folder):
         lines = tables.latest(tables.combine(tables.load([path], warn)))
         lines = lines[~lines["published"]]
     else:
-        lines = tables.read(folder, warn=lambda line: None)
+        lines = tables.read(folder)
         lines = lines[lines["published"] & (lines["status"] == "ok")].sort_values("value", kind="stable")
-        name = likeness.find_name(side, typed, dict.fromkeys(lines["device_name"])) if typed else None
-        lines = lines[lines["device_name"] == name]
-        if lines.empty:
-            known = ", ".join(sorted({path.stem for path in results.list_files(folder)} - {"published"})) or "none"
-            wrong = f"{side}={typed!r} must be" if typed else f"{side} is not set, and A and B are compared: set it to"
-            raise SettingError(f"{wrong} a CSV file or a machine in {folder.name}/: one of {known}")
-    lines = lines[lines["value"] > 0]
+        names, words = sorted(set(lines["device_name"])), likeness.words_in(typed)
+        found = [name for name in names if name.lower() == typed.lower()]
+        found = found or [name for name in names if words and words <= likeness.words_in(name)]
+        if len(found) != 1:
+            known = found or sorted({path.stem for path in results.list_files(folder)} - {"published"}) or ["none"]
+            fix = f"set {side} to a CSV file, or to one of {'; '.join(known)}"
+            raise SettingError(f"{side}={typed!r} is not one machine in {folder.name}/ or one published device: {fix}")
+        lines = lines[lines["device_name"] == found[0]]
+    lines = lines[lines["value"] > 0].reset_index(drop=True)
     if lines.empty:
         raise SettingError(f"{side}={typed!r} has no results to compare: name another file")
-    return lines.to_dict("records")
+    last = lines.iloc[-1]
+    print(f"{side}: {', '.join(dict.fromkeys([typed, last['machine'], last['device_name'] or last['device']]))}")
+    lines.loc[lines["model"] == "matmul-peak", OF_THE_BEST] = ""  # it is the best of its machine, at any size
+    where = lines["framework"] + " on " + lines["kind"].str.upper()
+    titles = [describe_work(row) for row in lines[list(WORK)].to_dict("records")] + (", " + where)
+    return lines.assign(where=where, title=titles)
 
 
-def pair_lines(a, b, kinds):
-    """List the pairs (line of A, line of B) of the same work: of equal setup if there are, else the newest of each.
+def pair_lines(a, b):
+    """Return a line for each work of B that A has, too: a dict of the cells of B, and those of A with `_a`.
 
-    What is left is paired with the same work in another framework, or that others published, at the end.
-
-    Args:
-        a, b: lines, dicts.
-        kinds: ["kind"] if each kind of device is to be compared with its like, else [].
+    Of several lines those of equal setup are a pair, or else the newest ones. What A has only in another framework, and
+    what was published, is paired if likeness.work_of() is equal. There is no interval and no verdict below ENOUGH
+    processes, nor of disturbed or published ones. Added are `few` (the processes of the side with fewer), `ratio`,
+    `verdict` and `pair`, the title.
     """
-    pairs = {}
-    for names in (columns.WORK, [*columns.WORK, *columns.SETUP]):
-        ours, theirs = (group_lines(side, [*kinds, *names]) for side in (a, b))
-        for key, line in theirs.items():
-            if key in ours:
-                pairs[key[: len(kinds) + len(columns.WORK)]] = ours[key], line
-    names = [*kinds, "work"]
-    paired = group_lines([line for line, _ in pairs.values()], names)
-    ours, theirs = (group_lines(side, names) for side in (a, b))
-    others = [(ours[key], theirs[key]) for key in theirs if key in ours and key not in paired]
-    others = [pair for pair in others if is_published(*pair) or pair[0]["framework"] != pair[1]["framework"]]
-    return sorted([*pairs.values(), *others], key=lambda pair: WORKLOADS.index(pair[1]["workload"]))
-
-
-def group_lines(lines, names):
-    """Return {cells of these names: the last line that has them}."""
-    return {tuple(map(say_best(line).get, names)): line for line in lines}
-
-
-def say_best(line):
-    """Return a line without what does not tell a peak: it is the best of its machine, at any size, by any operator."""
-    return line | dict.fromkeys(OF_THE_BEST, "") if line["model"] == "matmul-peak" else line
-
-
-def is_published(a, b):
-    return a["published"] or b["published"]
-
-
-def compare(a, b):
-    """Compare two lines of the same work: {a, b, few: processes of the side with fewer, ratio, verdict}.
-
-    There is no interval and no verdict below ENOUGH processes, nor of disturbed ones.
-    """
-    few = min(a["processes"], b["processes"])
-    # The value of an operator is TFLOP/s.
-    ratio = Rate(b["value"], b["low"], b["high"]).ratio(Rate(a["value"], a["low"], a["high"]))
-    is_sound = few >= tables.ENOUGH and not (a["disturbed"] or b["disturbed"] or is_published(a, b))
-    ratio = ratio if is_sound else Rate(ratio.throughput)
-    return {"a": a, "b": b, "few": few, "ratio": ratio, "verdict": verdict_of(ratio) if is_sound else ""}
-
-
-def describe_pair(line, *others):
-    """Describe the work of lines, with the framework and the kinds of device: a file may have that of both kinds."""
-    kinds = dict.fromkeys(each["kind"].upper() for each in (*others, line))
-    frameworks = dict.fromkeys(each["framework"] for each in (*others, line))
-    return f"{columns.describe_work(say_best(line))}, {' and '.join(frameworks)} on {' and '.join(kinds)}"
-
-
-def format_ratio(ratio):
-    """Format a ratio with three digits after the point, or with as many digits if it is far from 1."""
-    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else format_number(ratio, "{:.3g}")
+    has_both = max(a["kind"].nunique(), b["kind"].nunique()) > 1  # results of a CPU and of a GPU
+    a, b = (side.assign(key=side["work"] + (side["kind"] if has_both else "")) for side in (a, b))
+    pairs = b.merge(a, on="key", suffixes=("", "_a"))
+    for new, names in (("same_work", WORK), ("same_setup", SETUP)):
+        pairs[new] = np.all([pairs[name] == pairs[f"{name}_a"] for name in names], axis=0)
+    pairs["cited"] = pairs["published"] | pairs["published_a"]
+    pairs["few"] = pairs[["processes", "processes_a"]].min(axis=1)
+    pairs["sound"] = (pairs["few"] >= tables.ENOUGH) & ~(pairs["disturbed"] | pairs["disturbed_a"] | pairs["cited"])
+    pairs = pairs[pairs["same_work"] | pairs["cited"] | (pairs["framework"] != pairs["framework_a"])]
+    pairs = pairs.sort_values(["same_work", "same_setup"], kind="stable").drop_duplicates([*WORK, "kind"], keep="last")
+    pairs = pairs.sort_index().to_dict("records")
+    for line in pairs:
+        # The value of an operator is TFLOP/s.
+        rate, base = (Rate(line[f"value{side}"], line[f"low{side}"], line[f"high{side}"]) for side in ("", "_a"))
+        line["ratio"] = rate.ratio(base) if line["sound"] else Rate(rate.throughput / base.throughput)
+        line["verdict"] = verdict_of(line["ratio"]) if line["sound"] else ""
+        line["pair"] = line["title"] + (f" (A: {line['where_a']})" if line["where"] != line["where_a"] else "")
+    return sorted(pairs, key=lambda line: WORKLOADS.index(line["workload"]))
 
 
 def describe_ratio(line):
     """Describe one comparison in lines: the work, its figures in LAYOUT, and what was published, with its source."""
-    ratio = line["ratio"]
-    interval = f"{format_ratio(ratio.low)} to {format_ratio(ratio.high)}" if ratio.low > 0 else ""
-    rates = [format_number(line[side]["value"]) for side in "ab"]
-    notes = [f"[{side.upper()}: {line[side]['flags']}]" for side in "ab" if line[side]["flags"]]
-    unit = " ".join([line["b"]["per"], *notes])
-    figures = LAYOUT.format(format_ratio(ratio.throughput), interval, line["verdict"], *rates, unit)
-    texts = [report.wrap(describe_pair(line["b"], line["a"]), "  "), figures]
-    if is_published(line["a"], line["b"]):
-        sides = [f"{side.upper()}: {likeness.describe_how(line[side])} {line[side]['source']}".strip() for side in "ab"]
-        texts.append(report.wrap(f"    {'; '.join(sides)}", "    "))
+    ratio, low, high = (format_ratio(end, 4) for end in line["ratio"])
+    notes = [f"[{side}: {flags}]" for side, flags in (("A", line["flags_a"]), ("B", line["flags"])) if flags]
+    values = format_number(line["value_a"]), format_number(line["value"]), " ".join([line["per"], *notes])
+    figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", line["verdict"], *values)
+    texts = [report.wrap(line["pair"], "  "), figures]
+    if line["cited"]:
+        sides = {"A": {name: line.get(f"{name}_a") for name in line}, "B": line}
+        cited = [f"{side}: {likeness.describe_how(row)} {row['source']}".strip() for side, row in sides.items()]
+        texts.append(report.wrap(f"    {'; '.join(cited)}", "    "))
     return "\n".join(texts)
-
-
-def describe_medians(lines):
-    """Describe the median ratio of all undisturbed lines, and by workload."""
-    ratios = {}
-    for line in lines:
-        if not (line["a"]["disturbed"] or line["b"]["disturbed"]):
-            for name in ("median ratio", line["b"]["workload"]):
-                ratios.setdefault(name, []).append(line["ratio"].throughput)
-    return ", ".join(f"{name} {format_ratio(statistics.median(some))}" for name, some in ratios.items())
 
 
 def is_slower(line):
     """Return whether the same machine is so much slower in B, by enough processes of each, that it is hardly chance."""
     is_clear = line["verdict"] == "slower" and line["few"] >= ENOUGH_PAIRS
-    is_same = all(line["a"][name] == line["b"][name] for name in ("device_name", "cpu_id", "framework", *columns.SETUP))
+    is_same = all(line[name] == line[f"{name}_a"] for name in ("device_name", "cpu_id", "framework", *SETUP))
     return is_clear and is_same and line["ratio"].throughput < ACCEPTED
 
 
 def list_remarks(a, b, lines):
-    """List sentences: verdicts that are wrong by chance, versions and setups that differ, work of only one side."""
-    remarks = []
+    """List verdicts that are wrong by chance, versions and setups that differ, work of only one side, and a summary."""
+    remarks = {}
     if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
         # All rates of one side are above all of the other one in 2 of 20 orders.
         why = f"if A and B are equally fast, 10 % of these are wrong by chance, fewer with RUNS={ENOUGH_PAIRS}"
-        remarks.append(f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)}): {why}")
-    own = [line for line in lines if not is_published(line["a"], line["b"])]
-    details = {}
-    for name in ("cpu_id", *columns.VERSIONS, *columns.SETUP):  # row by row: sets of both sides may agree by chance
-        pairs = Counter((line["a"][name] or "unknown", line["b"][name] or "unknown") for line in own)
-        shares = [(*pair, f"({count} of {len(lines)})") for pair, count in pairs.items() if pair[0] != pair[1]]
-        details[name] = [f"{in_a} in A and {in_b} in B {share}" for in_a, in_b, share in shares]
-    compared = {describe_pair(line[side]) for line in lines for side in "ab"}
-    for side, some in (("A", a), ("B", b)):
-        ordered = sorted(some, key=lambda line: WORKLOADS.index(line["workload"]))
-        words = dict.fromkeys(map(describe_pair, ordered))
-        details[f"only in {side}"] = [each for each in words if each not in compared]
-    return remarks + [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in details.items() if texts]
+        remarks[f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)})"] = [why]
+    own = [line for line in lines if not line["cited"]]
+    of = f"of {len(lines)}"
+    for name in ("cpu_id", *VERSIONS, *SETUP):  # row by row: sets of both sides may agree by chance
+        counts = Counter((line[f"{name}_a"] or "unknown", line[name] or "unknown") for line in own)
+        remarks[name] = [f"{x} in A and {y} in B ({count} {of})" for (x, y), count in counts.items() if x != y]
+    compared = {line[title] for line in lines for title in ("title", "title_a")}
+    for side, titles in (("A", a["title"]), ("B", b["title"])):
+        remarks[f"only in {side}"] = [title for title in dict.fromkeys(titles) if title not in compared]
+    if lines:
+        counts = Counter(line["verdict"] or "without a verdict" for line in lines).most_common()
+        ratios = [line["ratio"].throughput for line in lines if not (line["disturbed"] or line["disturbed_a"])]
+        median = [f"median ratio {format_ratio(statistics.median(ratios), 4)}"] if ratios else []
+        remarks[f"{len(lines)} rows"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
+    return [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in remarks.items() if texts]
 
 
 def main(environ=os.environ):
@@ -188,24 +155,13 @@ def main(environ=os.environ):
         print(table.describe_set(folder, warn) or nothing)
         return 0
     a, b = (read_side(side, environ, folder) for side in "AB")
-    has_both = any(len({line["kind"] for line in side}) > 1 for side in (a, b))  # results of a CPU and of a GPU
-    for side, last in (("A", a[-1]), ("B", b[-1])):
-        words = environ[side].strip(), last["machine"], last["device_name"] or last["device"]
-        print(f"{side}: {', '.join(dict.fromkeys(words))}")
-    lines = [compare(*pair) for pair in pair_lines(a, b, ["kind"] if has_both else [])]
-    remarks = list_remarks(a, b, lines)
-    if not lines:
-        models = {line["model"] for line in a} & {line["model"] for line in b}
-        frameworks = {line["framework"] for line in (*a, *b) if line["model"] in models}
-        is_jax = {"jax", "torch"} <= frameworks
-        fix = "JAX is always compiled: measure PyTorch with COMPILE=1" if is_jax else "nothing can be compared"
-        print(f"\nA and B have no work in common: {fix}")
-    else:
+    lines = pair_lines(a, b)
+    if lines:
         print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
-        count = Counter(line["verdict"] or "without a verdict" for line in lines)
-        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in count.most_common())
-        remarks.append(f"{len(lines)} rows: {verdicts}; {describe_medians(lines)}")
-    slower = [describe_pair(line["b"], line["a"]) for line in lines if is_slower(line)]
+    else:
+        print("\nA and B have no work in common: nothing can be compared")
+    remarks = list_remarks(a, b, lines)
+    slower = [line["pair"] for line in lines if is_slower(line)]
     if slower:
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
     print("\n".join(report.wrap(line, "  ") for line in remarks))

@@ -89,7 +89,7 @@ def measure_command(command, make_workload, describe_rows):
         sys.stdout.flush()
         if status:
             break
-    for table in filter(None, [report.describe_scaling(measured), report.describe_parts(measured)]):
+    if table := report.describe_scaling(measured):
         print(table)
     print_paths(folder, measured)
     # A machine without rank 0 has no rows at all.

@@ -28,10 +28,10 @@ from tests import rows
 FOLDER = Path(__file__).with_name("outputs")
 
 
-def print_runs(found, describe):
+def print_runs(found):
     for row in found:
         print(report.describe_run([row], rows.GPU_PEAKS))
-    print(describe(found))
+    print(report.describe_scaling(found))
 
 
 def print_failures(*_):
@@ -116,10 +116,10 @@ def print_comparisons(*_):
 
 COMMANDS = {
     "image": lambda *_: print(report.describe_run(rows.IMAGE, rows.ELSEWHERE)),
-    "training": lambda *_: print_runs(rows.TRAINING, report.describe_parts),
+    "training": lambda *_: print_runs(rows.TRAINING),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, rows.NOWHERE)),
     "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, rows.NOWHERE)),
-    "scaling": lambda *_: print_runs(rows.SCALING, report.describe_scaling),
+    "scaling": lambda *_: print_runs(rows.SCALING),
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
     "failures": print_failures,
@@ -149,14 +149,9 @@ def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
 
 
 def test_rows_of_two_devices_are_told_apart():
-    for describe, found in ((report.describe_parts, rows.TRAINING), (report.describe_scaling, rows.SCALING)):
-        on_cpu = [row | {"device": "cpu"} for row in found]
-        assert describe(found + on_cpu) == f"{describe(found)}\n{describe(on_cpu)}"
-
-
-def test_the_sum_of_the_parts_need_not_be_the_step_if_that_is_compiled():
-    for change, is_compiled in (({}, False), ({"compile": "1"}, True)):
-        assert ("compiled as one" in report.describe_parts([row | change for row in rows.TRAINING])) == is_compiled
+    on_cpu = [row | {"device": "cpu"} for row in rows.SCALING]
+    both = report.describe_scaling(rows.SCALING + on_cpu)
+    assert both == f"{report.describe_scaling(rows.SCALING)}\n{report.describe_scaling(on_cpu)}"
 
 
 def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):

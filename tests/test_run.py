@@ -211,7 +211,7 @@ def test_processes_that_are_compared_measure_slices_in_changing_order(compare, c
     status, out, rows, events = compare("ok", "ok", "ok", RUNS="2")
     assert status == 0
     assert [(row["batch_size"], len(row["process_rates"].split())) for row in rows] == [(str(i), 2) for i in (1, 2, 3)]
-    assert "BATCH_SIZE=2 is 2.000 times as fast as BATCH_SIZE=1 (2.000 to 2.000, 2 pairs" in out
+    assert "BATCH_SIZE=2 is 2.00x BATCH_SIZE=1 (2.00 to 2.00, 2 pairs" in out
     # One works only while all others wait; the second round begins with the last one.
     sizes = [size for size, event in events if event == "works"]
     assert sizes[:12] == [1, 2, 3, 1, 2, 3, 3, 2, 1, 1, 2, 3]

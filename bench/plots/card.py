@@ -135,7 +135,7 @@ def describe_limits(pipelines, lines):
     limits = []
     for row in pipelines:
         when = "" if row["run_id"] in [line["run_id"] for line in lines] else " in another run"
-        limits.append(f"{row['model']} {row['phase']} from JPEG files{when}, {row['note'].partition(';')[0]}.")
+        limits.append(f"{row['model']} {row['phase']} from JPEG files{when}, {row['note'].partition(')')[0]}).")
     shares = {
         "The models reach {} of the best matmul.": [line["of_peak"] for line in lines if line["phase"] != "decode"],
         "Decode reads at {} of the memory bandwidth.": [line["of_bandwidth"] for line in lines],

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from bench import settings
 
 SCHEMA = 2  # raised if the meaning of a column changes, but not for a new column
-MOST_LETTERS = 10_000  # of a cell; what is longer is cut before it is stored
 
 
 @dataclass(frozen=True)
@@ -17,14 +16,13 @@ class Column:
     # "result": what was measured.
     role: str
     meaning: str
-    # "text" (also of what tells works apart), "number", or "meter", a number that is 0 only if it is stuck.
-    holds: str = "text"
+    holds: str = "text"  # (also of what tells works apart) or "number"
     blank: str = ""  # the value that an empty cell means
     # How a value of work or setup is worded: a pattern, or words for some values; "" means not at all.
     words: str | dict[str, str] | None = None
 
 
-DATA = {"synthetic": "synthetic images", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
+DATA = {"synthetic": "", "cifar10": "cifar10 images", "jpeg": "files of quality 90", "jpeg_q96": ""}
 COMPILE_WORDS = {"0": "", "1": "compiled"} | {mode: f"compiled ({mode})" for mode in settings.COMPILE_MODES}
 WORKLOADS = (*settings.WORKLOADS, "matmul", "convolution", "bandwidth")  # in the order of tables
 
@@ -118,13 +116,13 @@ COLUMNS = {
     "tflops": Column("result", "throughput x flops_per_item / 10**12; of int8 these are TOP/s", "number"),
     "bytes_per_step": Column("result", "that a step of decode has to read: weights, mean cache", "number"),
     "bandwidth": Column("result", "bytes_per_step / seconds of a step, in units of 10**9 bytes/s", "number"),
-    "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "meter"),
-    "power_watts": Column("result", "mean from the first to the last change of the counter in the windows", "meter"),
+    "peak_memory_bytes": Column("result", "on the (first) device; of the process if the device is the cpu", "number"),
+    "power_watts": Column("result", "mean from the first to the last change of the counter in the windows", "number"),
     "power_scope": Column("result", "what power_watts covers on each device; the watts are the sum of all devices"),
-    "joules_per_item": Column("result", "joules over items in that time", "meter"),
+    "joules_per_item": Column("result", "joules over items in that time", "number"),
     "temperature_c": Column("result", "temperature of the device right after the last window", "number"),
-    "clock_mhz": Column("result", "clock of the device right after the last window", "meter"),
-    "highest_clock_mhz": Column("result", "that the card can have", "meter"),
+    "clock_mhz": Column("result", "clock of the device right after the last window", "number"),
+    "highest_clock_mhz": Column("result", "that the card can have", "number"),
     "throttle_reasons": Column("result", "NVIDIA driver's reasons for a lower clock right after the last window"),
     "thermal_pressure": Column("result", "that a Mac reports after the last window: nominal, moderate, heavy ..."),
 }
@@ -147,7 +145,7 @@ FLAGS = {
 }
 DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
 
-NUMBERS = [name for name, column in COLUMNS.items() if column.holds != "text"]
+NUMBERS = [name for name, column in COLUMNS.items() if column.holds == "number"]
 # The names of the columns with a role.
 WORK, SETUP, VERSIONS = (
     tuple(name for name, column in COLUMNS.items() if column.role == role) for role in ("work", "setup", "version")
@@ -163,15 +161,10 @@ def words_of(row, names=WORK):
     """Describe a row's cells: {column: words}, without those of usual values."""
     in_words = {}
     for name in names:
-        column = COLUMNS[name]
-        text = "" if row.get(name) is None else str(row[name])
-        is_usual = name == "data" and row.get("workload") != "mlp" and text != "jpeg"
-        if text in ("", column.blank) or is_usual:
-            continue
-        if isinstance(column.words, dict):
-            in_words[name] = column.words.get(text, text)
-        else:
-            in_words[name] = column.words.format(text).removesuffix("s" if text == "1" else "")
+        text, words = "" if row.get(name) is None else str(row[name]), COLUMNS[name].words
+        if text and text != COLUMNS[name].blank:
+            worded = words.get(text, text) if isinstance(words, dict) else words.format(text)
+            in_words[name] = worded.removesuffix("s") if text == "1" else worded
     return {name: words for name, words in in_words.items() if words}
 
 
@@ -200,21 +193,19 @@ def format_number(value, pattern="{:.4g}"):
     return f"{float(text):.0f}" if "e+" in text else text
 
 
+def format_ratio(value, digits=3):
+    """Format a ratio with all significant digits: "1.00"; blank if it is unknown."""
+    return format_number(value, f"{{:#.{digits}g}}").removesuffix(".")
+
+
 def describe_columns():
     """Describe all columns as docs/columns.md does, in Markdown."""
     lines = ["# Columns", "", "Of the results files, written from `bench/records/columns.py`. Blank means unknown.", ""]
     lines += ["| column | role | holds | meaning |", "|---|---|---|---|"]
-    for name, column in COLUMNS.items():
-        holds = "text" if column.holds == "text" else "number"
-        lines.append(f"| {name} | {column.role} | {holds} | {column.meaning} |".replace("<", "&lt;"))
+    lines += [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
     roles = "work: rows are comparable only if these agree; setup: settings of the machine that change the speed; "
     roles += "version: software and method; identity: which row of which machine; result: what was measured."
-    return "\n".join([*lines, "", f"Roles. {roles[0].upper()}{roles[1:]}", ""])
-
-
-def make_printable(text):
-    """Replace what controls a terminal in a text by U+FFFD, and white space by one blank."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in " ".join(text.split()))
+    return "\n".join([*lines, "", f"Roles. W{roles[1:]}", ""])
 
 
 if __name__ == "__main__":

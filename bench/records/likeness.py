@@ -4,7 +4,7 @@ import re
 
 from bench.records import peaks
 from bench.records.columns import COLUMNS, WORK, format_number, words_of
-from bench.settings import SettingError, unmixed
+from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
 
@@ -45,9 +45,8 @@ def is_peak(row):
 
 def cells_of_work(row):
     """Return the cells of a row's work, {column: text}, as they are for all rows of the same work."""
-    cells = {name: str(row.get(name) or COLUMNS[name].blank) for name in AGREE}
-    for name, usual in (USUAL.get(row["workload"]) or {}).items():
-        cells[name] = cells[name] or usual
+    usual = USUAL.get(row["workload"]) or {}
+    cells = {name: str(row.get(name) or COLUMNS[name].blank or usual.get(name, "")) for name in AGREE}
     if is_peak(row):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
@@ -79,56 +78,38 @@ def describe_how(row):
     return ", ".join(filter(None, [row["framework"], precision, mode, size, *words]))
 
 
-def find_name(side, typed, names):
-    """Return the name that a user typed, or the only one that has all its words, as "rtx 3090"; None without one.
-
-    Raises:
-        SettingError: the setting of this side, A or B, may mean several of the names.
-    """
-    exact = [name for name in names if name.lower() == typed.lower()]
-    found = exact or [name for name in names if words_in(typed) <= words_in(name)]
-    if len(found) > 1:
-        raise SettingError(f"{side}={typed!r} is several machines: set {side} to one of {'; '.join(found)}")
-    return found[0] if found else None
-
-
 def words_in(name):
     """Return the words and numbers of a name in lower case: "GeForce RTX 3090" is that of "NVIDIA RTX 3090"."""
     return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
 
 
 def describe_elsewhere(row, lines):
-    """Describe the results of a row's work elsewhere: on the same chip, then the fastest; "" without any.
+    """Describe the results of a new one's work elsewhere: on the same chip, then the fastest; "" without any.
 
     Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
-    is disturbed or implausible itself gets no ratios.
-
-    Args:
-        row: a result that has just been measured.
-        lines: those of all machines, as tables.latest() chooses them.
+    is disturbed or implausible itself gets no ratios. `lines` are those of tables.latest().
     """
-    if row["status"] != "ok":
+    if row["status"] != "ok" or row["scope"] != "device":
         return ""
     is_here = ~lines["published"] & (lines["machine"] == row["machine"])
     is_like = (lines["work"] == work_of(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
     is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(peaks.UNFIT)
-    others = lines[is_like & is_sound & ~is_here].to_dict("records")
-    machines = {}  # {name: its result}
-    for other in sorted(others, key=lambda other: (other["framework"] != row["framework"], -other["value"])):
-        machines.setdefault(other["device_name"] if other["published"] else other["machine"], other)
-
-    def distance(item):
-        mine, its = (words_in(str(each["device_name"]).partition(" (")[0]) for each in (row, item[1]))  # not "(CPU)"
-        ids = {str(each["cpu_id"] or "").partition(" stepping")[0] for each in (row, item[1])} - {""}
-        return mine != its or (row["device"] == "cpu" and len(ids) > 1), -item[1]["value"]
-
+    others = lines[is_like & is_sound & ~is_here]
+    chip = words_in(row["device_name"].partition(" (")[0])  # not "(CPU)"
+    others = others.assign(
+        name=others["device_name"].where(others["published"], others["machine"]),
+        same_framework=others["framework"] == row["framework"],
+        same_chip=[words_in(name.partition(" (")[0]) == chip for name in others["device_name"]],
+    )
+    others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("name")
+    others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
     known = describe_how(row).split(", ")
+    is_fit = not re.search(peaks.UNFIT, row["flags"])
     texts = []
-    for name, other in sorted(machines.items(), key=distance)[:MOST_SHOWN]:
-        count = other["processes"]
-        made_by = "published" if other["published"] else "1 process" if count == 1 else f"{count} processes"
+    for other in others.to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]
-        is_fit = not re.search(peaks.UNFIT, row["flags"])
+        how.append("published" if other["published"] else f"processes: {other['processes']}")
         ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_fit else ""
-        texts.append(f"{name} {format_number(other['throughput'])} {row['unit']} ({', '.join([*how, made_by])}{ratio})")
+        rate = f"{format_number(other['throughput'])} {row['unit']}"
+        texts.append(f"{other['name']} {rate} ({', '.join(how)}{ratio})")
     return f"same work elsewhere: {', '.join(texts)}" if texts else ""

@@ -27,10 +27,11 @@ def chip_peaks():
     known = defaultdict(dict)
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
-            rates = {row["precision"]: row["peak_tflops"], "bandwidth": row["bandwidth_gb_s"]}
-            rates = {name: float(text) for name, text in rates.items() if text}
-            known[row["driver_name"] or row["device"], row["gpu_cores"]] |= rates
-            known[FASTEST] |= {name: max(rate, known[FASTEST].get(name, 0)) for name, rate in rates.items()}
+            chip = known[row["driver_name"] or row["device"], row["gpu_cores"]]
+            for name, text in ((row["precision"], row["peak_tflops"]), ("bandwidth", row["bandwidth_gb_s"])):
+                if text:
+                    chip[name] = float(text)
+                    known[FASTEST][name] = max(chip[name], known[FASTEST].get(name, 0))
     return known
 
 
@@ -47,10 +48,9 @@ def rated_peaks(row, otherwise=None):
     chip = row["device_name"], str(row["gpu_cores"] or "")
     of_driver = {"bandwidth": row["rated_bandwidth"]} if row.get("rated_bandwidth") else {}
     rates = chip_peaks().get(otherwise, {}) | of_driver | chip_peaks().get(chip, {})
-    precision = unmixed(row["precision"] or "")
-    is_tf32 = precision == "float32" and "tf32" in str(row.get("measured_precision"))
-    names = {precision: "tf32" if is_tf32 else precision, "bandwidth": "bandwidth"}
-    return {(row["machine"], row["device"], name): rates.get(rated) for name, rated in names.items()}
+    if "tf32" in str(row.get("measured_precision")):
+        rates = rates | {"float32": rates.get("tf32")}
+    return {(row["machine"], row["device"], name): rate for name, rate in rates.items()}
 
 
 def is_implausible(row):
@@ -67,13 +67,9 @@ def is_implausible(row):
 
 
 def measured_peaks(lines):
-    """Return the best that each machine reached, in any framework.
+    """Return the best that each machine reached in a frame of results or rows, in any framework.
 
-    Args:
-        lines: a frame of results or of rows.
-
-    Returns:
-        {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
+    It is {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
     """
     sound = lines[(lines["status"] == "ok") & ~lines["published"] & ~lines["flags"].str.contains(UNFIT)]
     matmuls = sound[sound["model"] == "matmul-peak"].groupby(["machine", "device", "precision"])["tflops"].max()
@@ -84,9 +80,8 @@ def measured_peaks(lines):
 def fraction_of(known, row, quantity):
     """Return a row's "tflops" or "bandwidth" over the peak of its chip; None if either is unknown.
 
-    It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy.
-
-    The rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
+    It may exceed 1: convolutions can be faster than the best matmul, and some machines read faster than they copy. The
+    rate of several GPUs is compared with several times the best of one; processes on a CPU share it.
 
     Args:
         known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.

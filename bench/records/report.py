@@ -12,15 +12,15 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import process
 from bench.records import likeness, peaks
-from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, words_of
+from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, Rate, read_rates, verdict_of
-from bench.settings import TRAINING
 
 REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
 logged = set()  # by child processes
 BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
+TITLE = "TFLOP/s (int8 TOP/s)"  # of the table of a sweep
 MATMULS = ("matmul", "matmul-8bit")
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
@@ -35,15 +35,9 @@ def wrap(line, indent=""):
 
 @contextmanager
 def progress(count):
-    """Show what child processes do: a bar with their number and rate, below what they print.
+    """Show what child processes do: a bar with their number and rate, below what they print; yields a Child's `show`.
 
-    What processes log is shown once, however many log it.
-
-    Args:
-        count: of the processes that follow, at most.
-
-    Yields:
-        What a Child calls as `show`.
+    What processes log is shown once, however many log it. At most `count` processes follow.
     """
     begun = []
     options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "smoothing": 0, "dynamic_ncols": True, "disable": None}
@@ -68,10 +62,9 @@ def progress(count):
 
 
 def describe_run(rows, lines):
-    """Describe the rows of one run: what ran, each result with its interval and details, and all warnings.
+    """Describe the results of one run, dicts: what ran, each with its interval and details, and all warnings.
 
     Args:
-        rows: results, dicts, None: unknown.
         lines: those of all machines, as tables.latest() chooses them.
     """
     first = rows[0]
@@ -80,37 +73,30 @@ def describe_run(rows, lines):
     where = ", ".join(filter(None, [first["device"], family, describe_setup(first)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     reached = peaks.measured_peaks(lines)
-    for row in rows:
-        others = likeness.describe_elsewhere(row, lines) if row["scope"] == "device" else ""
-        texts.append(describe_result(row, reached, others))
+    texts += [describe_result(row, reached, lines) for row in rows]
     if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
         texts.append("  run `make tflops` to compare this with the machine's peak")
-    if max(row["processes"] for row in rows) == 1:
-        texts.append(wrap("  only one process, so the variation between processes is unknown", "    "))
-    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
-    return "\n".join(filter(None, [*texts, flags]))
+    return "\n".join(filter(None, [*texts, explain_flags(" ".join(row["flags"] for row in rows).split())]))
 
 
 def describe_sweep(rows, _):
-    """Describe a sweep: a table of TFLOP/s by work and precision, GB/s, and what failed."""
+    """Describe a sweep: a table of TFLOP/s by work and precision, then what is not in it, or has flags."""
     first = rows[0]
     lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
-    table, others = {}, []
+    table, others = {TITLE: {}}, []
     # Larger matmuls may be measured in some precisions only, and later than the convolutions.
     for row in sorted(rows, key=lambda row: row["model"] not in MATMULS):
-        work = describe_work(row)
-        if row["status"] != "ok":
-            others.append(f"  {work}: {row['status']}: {row['note']}")
-        elif row["tflops"]:
+        precision = row["precision"]
+        if is_rate := row["status"] == "ok" and row["tflops"]:
             name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
-            table.setdefault(name, {})[row["precision"]] = format_number(row["tflops"], "{:.3g}")
-        else:
-            others.append(f"  {work}: {format_number(row['throughput'])} {row['unit']}")
-        if row["flags"]:
-            others.append(f"  flags of {work}: {', '.join(row['flags'].split())}")
-    precisions = {precision: precision for rates in table.values() for precision in rates}
-    for name, rates in ({"TFLOP/s (int8 TOP/s)": precisions} | table).items():
-        lines.append(f"  {name:<20}" + "".join(f"{rates.get(precision, ''):>13}" for precision in precisions).rstrip())
+            table[TITLE][precision] = precision
+            table.setdefault(name, {})[precision] = format_number(row["tflops"], "{:.3g}")
+        if row["flags"] or not is_rate:
+            flags = f" ({', '.join(row['flags'].split())})" if row["flags"] else ""
+            others.append(f"  {describe_work(row)}: {describe_rate(row)}{flags}")
+    for name, rates in table.items():
+        cells = (f"{rates.get(precision, ''):>13}" for precision in table[TITLE])
+        lines.append(f"  {name:<20}{''.join(cells)}".rstrip())
     flags = explain_flags(" ".join(row["flags"] for row in rows).split())
     return "\n".join(filter(None, [*lines, *others, flags]))
 
@@ -123,23 +109,24 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached, others=""):
-    """Describe one row in lines: its result, its interval, its details and its warnings.
-
-    Args:
-        reached: what `make tflops` measured on this machine, from peaks.measured_peaks().
-        others: results of other machines, from describe_elsewhere().
-    """
+def describe_result(row, reached, lines_of_all):
+    """Describe one row in lines: its result, its interval, its details, the same work elsewhere, and its warnings."""
     lines = []
+    rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
+    rate = f"{rate} {row['unit']}"
+    windows = f"windows {low} to {high}" if low else "too few windows for an interval"
     if row.get("epoch"):
         times = f"{row['seconds']:.4g} s, {1e6 * row['seconds'] / row['items']:.4g} us per image"
         learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
-        lines.append(f"{format_number(row['throughput'])} {row['unit']}  {times}, {learnt}")
+        lines.append(f"{rate}  {times}, {learnt}")
     elif row.get("throughput"):
-        lines.append(f"{format_number(row['throughput'])} {row['unit']}  {describe_interval(row)}")
         if row["processes"] > 1:
+            lines.append(f"{rate} (median of {row['processes']} processes; with their {windows})")
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
-        lines += filter(None, [describe_details(row, reached), describe_sustained(row), others])
+        else:
+            lines.append(f"{rate} (one process; {'its ' if low else ''}{windows})")
+        elsewhere = likeness.describe_elsewhere(row, lines_of_all)
+        lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
     if row["status"] != "ok":
         is_partial = row["status"] == "interrupted" and lines
         reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
@@ -160,31 +147,21 @@ def join_some(texts, most):
     return "; ".join(texts[:most]) + more
 
 
-def describe_interval(row):
-    """Describe the interval of a row's throughput, and what it is made of."""
-    if row["throughput_low"] is None:
-        return f"no interval (windows: {row['windows']:.0f})"
-    made_of = f"range of {row['processes']} processes and their intervals" if row["processes"] > 1 else "one process"
-    return f"{format_number(row['throughput_low'])} to {format_number(row['throughput_high'])} ({made_of})"
-
-
 def describe_details(row, reached):
     """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
-    details = [f"first step {row['first_step_seconds']:.3g} s"]
-    if "uneven" in row["flags"]:
-        details.insert(0, f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}")
+    mean = [f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}"] if "uneven" in row["flags"] else []
+    details = [*mean, f"first step {row['first_step_seconds']:.3g} s"]
     if row["phase"] == "prefill":
         details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
     if row["peak_memory_bytes"]:
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row["tflops"]:
-        rate = format_number(row["tflops"], "{:.3g}")
-        share = describe_share(row, "tflops", "peak", reached)
-        details.append(f"{rate} TFLOP/s{share}, measured precision {row['measured_precision']}")
+        rate = f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{describe_share(row, 'tflops', 'peak', reached)}"
+        details.append(f"{rate}, measured precision {row['measured_precision']}")
     if row["bandwidth"]:
-        rate = format_number(row["bandwidth"], "{:.3g}")
-        details.append(f"reads {rate} GB/s{describe_share(row, 'bandwidth', 'bandwidth', reached)}")
+        share = describe_share(row, "bandwidth", "bandwidth", reached)
+        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
     if row["power_watts"]:
         joules = f"{row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         details.append(f"{row['power_watts']:.4g} W ({row['power_scope']}), {joules}")
@@ -215,54 +192,27 @@ def describe_sustained(row):
 
 
 def describe_scaling(rows):
-    """Describe the scaling over NUM_DEVICES: rate, rate per device, efficiency with its interval; "" if none compare.
+    """Describe the scaling over NUM_DEVICES: rate, and efficiency with its interval; "" if none compare.
 
     The efficiency is the rate per device over that of the fewest devices.
     """
-    lines = []
-    for work, by_size in group_rows(rows, "world_size", world_size=1, nodes=1).items():
+    lines, groups = [], {}
+    for row in rows:
+        if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
+            work = f"{describe_work(row | {'world_size': 1, 'nodes': 1})} ({row['device']})"
+            groups.setdefault(work, {})[int(row["world_size"])] = row
+    for work, by_size in groups.items():
         if len(by_size) == 1:
             continue
-        by_size = {int(size): row for size, row in by_size.items()}
         fewest = min(by_size)
         lines.append(f"scaling: {work}")
         for size, row in sorted(by_size.items()):
-            ends = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
-            efficiency, low, high = (end * fewest / size for end in ends)
-            span = f" ({low:.3f} to {high:.3f})" if low > 0 and size != fewest else ""
-            rate, per_device = (format_number(float(row["throughput"]) / count) for count in (1, size))
-            name = "device" if size == 1 else "devices"
-            rates = f"{rate:>9} {row['unit']} {per_device:>9} per device"
-            lines.append(f"  {size:>4} {name:<7} {rates}   efficiency {efficiency:.3f}{span}")
+            ratio = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
+            efficiency, low, high = (f"{end * fewest / size:.3f}" for end in ratio)
+            span = f" ({low} to {high})" if ratio.low > 0 and size != fewest else ""
+            rate = f"{format_number(row['throughput'])} {row['unit']}"
+            lines.append(f"  NUM_DEVICES={size:<3} {rate:>18}  efficiency {efficiency}{span}")
     return "\n".join(lines)
-
-
-def describe_parts(rows):
-    """Describe the time of forward, backward and optimizer together next to that of a whole step; "" without these."""
-    lines = []
-    for work, by_phase in group_rows(rows, "phase", phase="training").items():
-        if set(TRAINING) <= by_phase.keys():
-            row = by_phase["training"]
-            items = row["items"] / row["windows"] / row["steps_per_window"]  # of a step
-            whole, *parts = (1e3 * items / by_phase[phase]["throughput"] for phase in TRAINING)
-            compiled = " (compiled as one graph, so they may differ)" if words_of(row, ["compile"]) else ""
-            times = f"the parts sum to {sum(parts):.4g} ms, the whole step takes {whole:.4g} ms{compiled}"
-            lines.append(wrap(f"{work}: {times}", "  "))
-    return "\n".join(lines)
-
-
-def group_rows(rows, column, **shared):
-    """Group results that differ only in a column: {work, framework and device in words: {value: row}}.
-
-    Args:
-        shared: cells that all rows of a group get in these words.
-    """
-    groups = {}
-    for row in rows:
-        if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
-            where = f"{row['framework']} {row['framework_version'] or ''} ({row['device']})"
-            groups.setdefault(f"{describe_work(row | shared)}, {where}", {})[row[column]] = row
-    return groups
 
 
 def describe_comparison(comparison, choices, base_choices):
@@ -275,13 +225,12 @@ def describe_comparison(comparison, choices, base_choices):
     name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
     if comparison.differing:
         settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
-        fix = "COMPILE=1 (JAX always compiles)" if settings == "COMPILE" else settings
-        return f"{name} and {base_name} are not compared, because they also differ in {settings}: set {fix} for both"
-    ratio, low, high = (f"{end:.3f}" for end in comparison.ratio)
+        why = f"they also differ in {settings}: set {settings} for both"
+        return f"{name} and {base_name} are not compared, because {why}"
+    ratio, low, high = map(format_ratio, comparison.ratio)
     is_enough = comparison.pairs >= ENOUGH_PAIRS
     verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
-    interval = f"{low} to {high}, {describe_pairs(comparison)}"
-    return f"{name} is {ratio} times as fast as {base_name} ({interval}): {verdict}"
+    return f"{name} is {ratio}x {base_name} ({low} to {high}, {describe_pairs(comparison)}): {verdict}"
 
 
 def describe_pairs(comparison):

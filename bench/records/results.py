@@ -7,12 +7,11 @@ whole rows, and a full disk leaves the file as it was. tables.py reads them.
 import csv
 import errno
 import io
-import math
 import os
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.records.columns import COLUMNS, MOST_LETTERS, make_printable
+from bench.records.columns import COLUMNS
 from bench.settings import ROOT, SettingError
 
 PUBLISHED = ROOT / "results"  # the folder of the published results, whatever RESULTS_DIR is
@@ -50,8 +49,7 @@ def check_writable(folder, machines):
 def append(path, *rows):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
-    A file with another header (other columns, or saved by a spreadsheet) is written anew first. Without rows, nothing
-    else is written.
+    A file with another header (other columns, or saved by a spreadsheet) is written anew first.
 
     Raises:
         ResultsError: a file that cannot be read in full, or is not a regular one, a stuck lock, a full disk.
@@ -64,28 +62,21 @@ def append(path, *rows):
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             text = read_text(path)
             if text and not text.startswith(HEADER):
-                text = update_header(text, path)
+                from bench.records import tables  # only here: pandas takes a while
+
+                frame, unfit = tables.parse(text, path)
+                if unfit:  # they would be lost
+                    fix = "fix or delete it, or move the file away"
+                    raise ResultsError(f"{path}: line {unfit[0]} cannot be read: {fix}")
+                text = frame.to_csv(index=False, lineterminator="\n")
                 replace_file(path, text.encode())
             before = HEADER if not text else "" if text.endswith("\n") else "\n"
-            add_bytes(path, (before + to_text(rows)).encode() if rows else b"")
-
-
-def update_header(text, path):
-    """Return the text of a file with the columns of today, as they are written today."""
-    from bench.records import tables  # only here: pandas takes a while
-
-    frame, unfit = tables.parse(text, path)
-    if unfit:  # they would be lost
-        raise ResultsError(f"{path}: line {unfit[0]} cannot be read: fix or delete it, or move the file away")
-    return frame.to_csv(index=False, lineterminator="\n")
+            if rows or path.exists():
+                add_bytes(path, (before + to_text(rows)).encode() if rows else b"")
 
 
 def add_bytes(path, content):
-    """Write bytes at the end of a file, all or none of them; a file that is then empty is removed.
-
-    Raises:
-        OSError: the file has its old length.
-    """
+    """Write bytes at the end of a file, all or none of them: an OSError leaves its old length."""
     with open(path, "ab", buffering=0) as file:  # a buffer would be written again on closing
         size = file.tell()
         try:
@@ -95,9 +86,6 @@ def add_bytes(path, content):
         except OSError:
             file.truncate(size)
             raise
-        finally:
-            if not os.fstat(file.fileno()).st_size:
-                path.unlink()
 
 
 @contextmanager
@@ -121,13 +109,9 @@ def to_text(rows):
 
 
 def to_cells(row):
-    """Return a row as text: unknown is blank, floats have six digits, text is printable and has no line breaks."""
-    cells = {}
-    for name, value in row.items():
-        is_unknown = value is None or (isinstance(value, float) and not math.isfinite(value))
-        text = "" if is_unknown else f"{value:.6g}" if isinstance(value, float) else str(value)
-        cells[name] = make_printable(text)[:MOST_LETTERS]
-    return cells
+    """Return a row as text: unknown is blank, floats have six digits."""
+    row = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+    return {name: "" if value in (None, "nan", "inf", "-inf") else str(value) for name, value in row.items()}
 
 
 def replace_file(path, content):
@@ -136,7 +120,7 @@ def replace_file(path, content):
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)  # may be a link, too
-        with open(part, "xb") as file:
+        with open(part, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

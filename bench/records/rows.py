@@ -6,21 +6,20 @@ from datetime import UTC, datetime
 from bench.host.environment import name_machine
 from bench.process import BEGUN
 from bench.records import peaks
-from bench.records.columns import COLUMNS, SCHEMA, WORK, make_printable
+from bench.records.columns import COLUMNS, SCHEMA, WORK
 from bench.settings import DECLARED
 from bench.timing import METHOD_VERSION
+
+MOST_LETTERS = 10_000  # of a cell
 
 
 def work_cells(settings, workload, scope):
     """Return the cells that describe the work: {column: value}.
 
-    A setting fills the column of its own name, if there is one: DEPTH fills `depth`. Cells in
-    Workload.columns replace those of settings.
+    A setting fills the column of its own name, if there is one: DEPTH fills `depth`. Those of the workload replace it.
     """
     has_pipeline = scope in ("input", "end_to_end")
-    names = [name for name in (*WORK, "seed") if name in DECLARED]
-    if has_pipeline:
-        names.append("num_workers")
+    names = [name for name in (*WORK, "seed") if name in DECLARED] + ["num_workers"] * has_pipeline
     return {
         **{name: settings.cell(name) for name in names},
         "method_version": METHOD_VERSION,
@@ -77,10 +76,12 @@ def complete_row(host, line, **of_run):
     if row["device"] != "cuda":
         row["power_limit_watts"] = None
     row["note"] = row["note"].replace(f"{os.path.expanduser('~')}/", "~/")  # as a compiler's command quotes it
-    row |= {name: make_printable(text) for name, text in row.items() if isinstance(text, str)}  # its colours
-    is_flagged = {
-        "contended": host["card_is_shared"] and row["device"] == "cuda",
-        "implausible": peaks.is_implausible(row),
-    }
-    row["flags"] = " ".join([*row["flags"].split(), *(flag for flag, is_right in is_flagged.items() if is_right)])
+    for name, text in row.items():
+        if isinstance(text, str):  # a compiler's colours control a terminal, and a cell has no line breaks
+            words = " ".join(text[:MOST_LETTERS].split())
+            row[name] = "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
+    if host["card_is_shared"] and row["device"] == "cuda":
+        row["flags"] = f"{row['flags']} contended".strip()
+    if peaks.is_implausible(row):
+        row["flags"] = f"{row['flags']} implausible".strip()
     return row

@@ -6,7 +6,7 @@ measured of it. A published row is a result already.
 
 import csv
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -14,68 +14,56 @@ import pandas as pd
 from bench.records import columns, peaks, results
 from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, WORK
 from bench.records.likeness import work_of
-from bench.records.results import ResultsError
 from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
 
 ENOUGH = 3  # processes; a result of fewer is a quick check
-METERS = [name for name in NUMBERS if COLUMNS[name].holds == "meter"]
-ENDS = ["throughput_low", "throughput_high"]
+RATE = ["throughput", "throughput_low", "throughput_high"]
 MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
-OF_WORK = [*WORK, "measured_precision"]
-OF_PEAKS = [*MACHINE, "precision", "world_size", "tflops", "bandwidth"]
 
 
 def load(paths, warn=lambda line: None):
-    """Read the rows of CSV files as one frame, in the order of the files.
-
-    It has all columns: numbers as floats (NaN: unknown, or the 0 of a stuck meter), the rest as text. Added are
-    `kind`, "cpu" or "gpu", and `published`, whether others measured it.
-
-    Args:
-        warn: called with a line for a file that is left out, or of which lines are left out.
-    """
-    frames = []
+    """Read the rows of CSV files as one frame: see complete(); one line to `warn` for a file with lines left out."""
+    texts = [pd.DataFrame(columns=list(COLUMNS), dtype=str)]
     for path in paths:
         try:
             text, unfit = parse(results.read_text(path), path)
-        except (ResultsError, OSError) as error:
+        except (results.ResultsError, OSError) as error:
             warn(f"left out: {error}")
             continue
-        numbers = text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float)
+        numbers = to_numbers(text)
         are_numbers = (text[NUMBERS] == "") | ((numbers >= 0) & (numbers < math.inf))
         fits = are_numbers.all(axis=1) & (text["schema"] == str(SCHEMA)) & (text["machine"] != "")
         if unfit := sorted([*unfit, *text[~fits].index]):
             count = f"{len(unfit)} of {fits.sum() + len(unfit)} rows"
             warn(f"{path}: {count} cannot be read and are left out, first line {unfit[0]}")
-        frames.append(text.assign(**numbers)[fits])
-    return complete(pd.concat([frame_of([]), *frames], ignore_index=True))
+        texts.append(text[fits])
+    return complete(pd.concat(texts, ignore_index=True))
 
 
 def frame_of(rows):
     """Return rows that were just measured, dicts of typed cells, as load() returns those of files."""
-    text = pd.DataFrame([results.to_cells(row) for row in rows], columns=list(COLUMNS), dtype=str).fillna("")
-    return complete(text.assign(**text[NUMBERS].apply(pd.to_numeric).astype(float)))
+    return complete(pd.DataFrame(map(results.to_cells, rows), columns=list(COLUMNS), dtype=str).fillna(""))
 
 
-def complete(frame):
-    """Return a frame with what follows from its cells: see load()."""
-    published = frame["source"] != ""
-    blanks = {
-        name: frame[name].mask(frame[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank
-    }
-    steps = frame["batch_size"].pipe(pd.to_numeric, errors="coerce") / frame["step_seconds_median"]
-    rates = frame["throughput"].fillna((frame["items"] / frame["seconds"]).fillna(steps).where(published))
-    units = frame["workload"].map({"transformer": "sequences/s"}).fillna("images/s")
-    return frame.assign(
-        **blanks,
-        **frame[METERS].replace(0, np.nan),
-        throughput=rates,
-        unit=frame["unit"].mask(published & (frame["unit"] == "") & rates.notna(), units),
-        kind=frame["device"].where(frame["device"].isin(["cpu", ""]), "gpu"),
+def to_numbers(text):
+    """Return the columns of numbers of a frame of text; NaN: unknown, or not a number."""
+    return text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float)
+
+
+def complete(text):
+    """Return a frame of text with its numbers as floats (NaN: unknown), and the usual values of blank cells.
+
+    Added are `kind`, "cpu" or "gpu", and `published`, whether others measured it.
+    """
+    published = text["source"] != ""
+    return text.assign(
+        **{name: text[name].mask(text[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank},
+        **to_numbers(text),
+        kind=text["device"].where(text["device"].isin(["cpu", ""]), "gpu"),
         published=published,
         # Each published figure is a result by itself.
-        run_id=frame["run_id"].mask(published, "published " + frame.index.astype(str)),
+        run_id=text["run_id"].mask(published, "published " + text.index.astype(str)),
     )
 
 
@@ -90,23 +78,23 @@ def parse(text, path):
     """
     lines = text.removeprefix("\ufeff").splitlines() or [""]
     delimiter = max(",;\t", key=lines[0].count)
-    blocks, unfit = [], []
+    header, rows, unfit = [], {}, []
     for number, line in enumerate(lines, 1):
         cells = next(csv.reader([line], delimiter=delimiter), [])
         if not any(cells):
             continue
-        if not blocks or {"schema", "machine"} <= set(cells):
+        if not header or {"schema", "machine"} <= set(cells):
             if wrong := sorted({"schema", "machine"} - set(cells) or Counter(cells) - Counter([*COLUMNS])):
                 why = f"it begins with {cells[0][:40]!r}; missing, unknown or twice: {wrong[0][:40]!r}"
                 fix = "name one such as results/<machine>.csv, or move it away"
-                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
-            blocks.append((cells, {}))
-        elif line.count('"') % 2 or len(cells) != len(blocks[-1][0]) or not "".join(cells).isprintable():
+                raise results.ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
+            header = cells
+        elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
             unfit.append(number)
         else:
-            blocks[-1][1][number] = cells
-    frames = [pd.DataFrame.from_dict(rows, "index", str, header) for header, rows in blocks if rows]
-    return pd.concat([pd.DataFrame(columns=list(COLUMNS), dtype=str), *frames]).fillna(""), unfit
+            row = dict(zip(header, cells, strict=True))
+            rows[number] = [row.get(name, "") for name in COLUMNS]
+    return pd.DataFrame.from_dict(rows, "index", str, list(COLUMNS)), unfit
 
 
 # Results
@@ -129,18 +117,19 @@ def combine(rows):
         disturbed=disturbed,
         grade=np.select([is_ok & ~disturbed, is_ok, rows["throughput"].notna()], [3, 2, 1], 0),
         result=rows.groupby(["run_id", "device", *WORK], sort=False).ngroup(),
+        low=rows["throughput_low"].fillna(rows["throughput"]),
+        high=rows["throughput_high"].fillna(rows["throughput"]),
+        why=rows["flags"].where(is_ok, (rows["status"] + ": " + rows["note"]).str.removesuffix(": ")),
     )
     counts = rows["grade"] == rows.groupby("result")["grade"].transform("max")
-    ordered = rows[counts].sort_values("throughput", kind="stable").groupby("result")
-    middle = (ordered["grade"].transform("size") - 1) // 2
-    found = rows.loc[middle.index[ordered.cumcount() == middle]].set_index("result").sort_index()
     of = rows[counts].groupby("result")
     size = of.size()
-    rates = rows[counts]["throughput"]
-    low, high = (rows[counts][name].fillna(rates).groupby(rows["result"]) for name in ENDS)
+    ordered = rows[counts].sort_values("throughput", kind="stable")
+    is_median = ordered.groupby("result").cumcount() == (ordered["result"].map(size) - 1) // 2
+    found = ordered[is_median].set_index("result").sort_index()
     found = found.assign(
-        throughput_low=low.min().where(size > 1, found["throughput_low"]),
-        throughput_high=high.max().where(size > 1, found["throughput_high"]),
+        throughput_low=of["low"].min().where(size > 1, found["throughput_low"]),
+        throughput_high=of["high"].max().where(size > 1, found["throughput_high"]),
         output_error=of["output_error"].max(),
         flags=of["flags"].agg(lambda texts: " ".join(dict.fromkeys(" ".join(texts).split()))),
         note=of["note"].agg(join_notes),
@@ -148,8 +137,9 @@ def combine(rows):
         process_rates=of["throughput"].agg(lambda rates: " ".join(f"{rate:.4g}" for rate in rates.dropna())),
         bottleneck="",
     )
-    for result, left_out in rows[~counts].groupby("result"):
-        found.loc[result, "note"] = join_notes([found.at[result, "note"], *explain(left_out, size[result])])
+    for result, reasons in rows[~counts].groupby("result")["why"]:
+        why = f"{size[result]} of {size[result] + len(reasons)} processes count: {join_notes(reasons)}"
+        found.loc[result, "note"] = join_notes([found.at[result, "note"], why])
     return name_bottlenecks(found.reset_index(drop=True))
 
 
@@ -157,31 +147,22 @@ def join_notes(texts):
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
-def explain(left_out, count):
-    """Yield why rows of a result do not count, of which `count` do: each failure, and what disturbed how many."""
-    failed = left_out[~left_out["status"].isin(["ok", "interrupted"])]
-    for row in failed.to_dict("records"):
-        yield f"{row['status']} in a process: {row['note']}"
-    disturbed = left_out.loc[left_out["status"] == "ok", "flags"]
-    if len(disturbed):
-        flags = {flag: disturbed.str.contains(flag).sum() for flag in DISTURBING}
-        why = ", ".join(f"{flag} in {number}" for flag, number in flags.items() if number)
-        yield f"{count} of {count + len(disturbed)} processes count: {why}"
-
-
 def name_bottlenecks(found):
     """Return results with the bottleneck, and its reason, of each run that measured all three scopes."""
     of_scopes = found[(found["status"] == "ok") & ~found["published"] & found["scope"].isin(SCOPES)]
-    of = ["run_id", "device"]
-    has_all = of_scopes.groupby(of)["scope"].transform("nunique") == len(SCOPES)
-    for _, scopes in of_scopes[has_all].groupby(of):
-        by_scope = {row["scope"]: row for row in scopes.reset_index().to_dict("records")}
-        rates = (Rate.of_row(by_scope[scope]) for scope in ("device", "input", "end_to_end"))
-        row = by_scope["end_to_end"]
-        name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
-        # If the queue was full at the end, too, being full at the start added nothing.
-        flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
-        found.loc[row["index"], ["bottleneck", "note", "flags"]] = name, join_notes([why, row["note"]]), flags
+    runs, named = defaultdict(dict), {}
+    for row in of_scopes[["run_id", "scope", "device", "flags", "note", *RATE]].reset_index().to_dict("records"):
+        runs[row["run_id"], row["device"]][row["scope"]] = row
+    for scopes in runs.values():
+        if len(scopes) == len(SCOPES):
+            rates = (Rate.of_row(scopes[scope]) for scope in ("device", "input", "end_to_end"))
+            row = scopes["end_to_end"]
+            name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+            # If the queue was full at the end, too, being full at the start added nothing.
+            flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
+            named[row["index"]] = name, join_notes([why, row["note"]]), flags
+    if named:
+        found.loc[list(named), ["bottleneck", "note", "flags"]] = list(named.values())
     return found
 
 
@@ -192,8 +173,8 @@ def latest(found):
     newest METHOD_VERSION, of a clean commit, the newest. Those of sustained runs are left out.
 
     Added are `value`, its unit in `per` (TFLOP/s for operators) and its interval, `low` and `high`; `work`, see
-    likeness.work_of(); `setup`, `shown`, how it is told from others; `of_peak` and `of_bandwidth`, TFLOP/s and GB/s
-    over the best ones that its machine reached.
+    likeness.work_of(); `setup`, in words if those of this device differ, `shown`, how it is told from others;
+    `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones that its machine reached.
     """
     found = found[((found["status"] == "ok") | found["published"]) & (found["scope"] != "sustained")]
     ranked = found.assign(
@@ -201,41 +182,31 @@ def latest(found):
         sound=~found["disturbed"] & (found["processes"] >= ENOUGH),
         clean=~found["commit"].str.endswith("-dirty"),
     ).sort_values(["sound", "undisturbed", "method_version", "clean", "timestamp"], kind="stable")
-    is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *columns.SETUP], keep="last").reindex(found.index)
+    is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *columns.SETUP], keep="last")
     lines = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
+    of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
+    names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
+    needed = [*MACHINE, "published", "measured_precision", "tflops", "bandwidth", *WORK, *columns.SETUP]
+    rows = lines[needed].to_dict("records")
     lines = lines.assign(
         value=value,
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        work=[work_of(row) for row in lines[OF_WORK].to_dict("records")],
-        setup=describe_setups(lines),
-        shown=name_devices(lines),
+        work=[work_of(row) for row in rows],
+        setup=["" if row["published"] else columns.describe_setup(row) for row in rows],
+        shown=names.where(lines["published"] | (of_machines == 1), lines["machine"]),
     )
-    own = lines[~lines["published"]]
-    reached = peaks.measured_peaks(own)
+    setups = lines.groupby(["published", "device_name", "device", *WORK])["setup"].transform("nunique")
+    lines["setup"] = lines["setup"].where(setups > 1, "")
+    reached = peaks.measured_peaks(lines)
     for name, quantity in (("of_peak", "tflops"), ("of_bandwidth", "bandwidth")):
-        shares = [peaks.fraction_of(reached, row, quantity) for row in own[OF_PEAKS].to_dict("records")]
-        lines[name] = pd.Series(shares, own.index, float)
+        shares = [peaks.fraction_of(reached, row, quantity) for row in rows]
+        lines[name] = pd.Series(shares, dtype=float).mask(lines["published"])
     return lines
-
-
-def describe_setups(lines):
-    """Describe the setup of each line of which its machine, or cards of the same name, have several; "" for others."""
-    several = lines.duplicated([*MACHINE, *WORK], keep=False)
-    several |= lines.groupby(["device_name", *WORK])["power_limit_watts"].transform("nunique") > 1
-    setups = zip(several & ~lines["published"], lines[list(columns.SETUP)].to_dict("records"), strict=True)
-    return [columns.describe_setup(row) if is_one_of_several else "" for is_one_of_several, row in setups]
-
-
-def name_devices(lines):
-    """Name the device of each line, or its machine if several have this device."""
-    of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
-    names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    return names.where(lines["published"] | (of_machines == 1), lines["machine"])
 
 
 def read(folder, warn=lambda line: None):

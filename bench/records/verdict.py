@@ -39,7 +39,7 @@ def verdict_of(ratio):
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
-    """Name what limits the end-to-end rate: (name, sentence).
+    """Name what limits the end-to-end rate: "device", "input", "overlap" (of both) or "undecided"; and in a sentence.
 
     If the model runs on a GPU, the faster part is hidden behind the slower one, which limits. If model and workers
     share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
@@ -47,23 +47,22 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     Args:
         device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline, of both together.
         shares_cores: the model runs on the CPU, as the pipeline does.
-
-    Returns:
-        "device", "input", "overlap" (neither: they do not work at the same time) or "undecided", and why.
     """
-    d, p, e = (rate.throughput for rate in (device, pipeline, end_to_end))
-    rates = "model {} images/s, input pipeline {}, both together {}".format(*map(format_number, (d, p, e)))
-    if not (device.low > pipeline.high or device.high < pipeline.low):  # or an end is unknown
-        return "undecided", f"no limit can be named, because intervals overlap or are unknown: {rates}"
-    if end_to_end.low > min(device, pipeline).high:  # such as page faults, which differ from process to process
-        return "undecided", f"no limit can be named, because something slowed a part by itself: {rates}"
-    name, words = ("device", "limited by the model") if d < p else ("input", "limited by the input pipeline")
-    if shares_cores:
-        return name, f"{words}: {rates} ({format_number(1 / (1 / d + 1 / p))} expected: they share the cores)"
+    slower, faster = sorted([device, pipeline])
+    name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
     # Against the lower end of the slower part: luck of 5 % in it would look like poor overlap.
-    if max(e, end_to_end.high) < OVERLAP * min(device, pipeline).low:  # NaN: unknown
-        return "overlap", f"limited by poor overlap: {rates}"
-    return name, f"{words}: {rates}"
+    has_overlap = shares_cores or not max(end_to_end.throughput, end_to_end.high) < OVERLAP * slower.low
+    if not slower.high < faster.low:  # or an end is unknown
+        name, words = "undecided", f"unknown, because intervals overlap or are unknown: {words}"
+    elif end_to_end.low > slower.high:  # such as page faults, which differ from process to process
+        name, words = "undecided", f"unknown, because something slowed a part by itself: {words}"
+    elif not has_overlap:
+        name, words = "overlap", f"poor overlap, rather than {words}"
+    slow, fast, both = (rate.throughput for rate in (slower, faster, end_to_end))
+    expected = 1 / (1 / slow + 1 / fast)
+    slow, fast, both, expected = map(format_number, (slow, fast, both, expected))
+    together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"
+    return name, f"bottleneck: {words} ({slow} images/s; {other} by itself {fast}; {together})"
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def compare_runs(rows, base_rows, chosen=()):
     """
     ours, bases = (
         {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and row["scope"] == "device"}
-        for some in (rows[::-1], base_rows[::-1])  # of several rows of a process the first is compared
+        for some in (rows, base_rows)
     )
     pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
     if not pairs:

@@ -82,7 +82,7 @@ def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
     ]
     write(folder, [*standard_set(), *(row | {"run_id": 0, "batch_size": 16} for row in whole)])
     write(folder, [PEAK | {"framework": "jax", "tflops": "0.5"}])
-    assert any("files, limited by the model" in words for words in make(folder).limits)
+    assert any("files, bottleneck: the model" in words for words in make(folder).limits)
     assert [words for _, *words in make(folder).tiles] == [["float32 matmul", "in JAX"]]
     write(folder, [rate(90) | {"phase": "inference", "processes": 3, "run_id": "x", "timestamp": LATER}])
     assert any("another run" in words for words in make(folder).limits)

@@ -21,7 +21,6 @@ LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": 
 DECODE = LLM | {"phase": "decode", "depth": "0"}
 OURS = GPU | {"batch_size": "64"}
 DEEP = DECODE | rate(5) | {"new_tokens": "127"}
-SECONDS = {"throughput": "", "throughput_low": "", "throughput_high": "", "seconds": "60", "items": "150000"}
 PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
 
 
@@ -51,7 +50,7 @@ def values_in(figure):
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
-        (pictures.mlp, [rate(5000) | MLP, MLP | SECONDS | CITED], [2500, 5000]),  # only seconds are published
+        (pictures.mlp, [rate(5000) | MLP, rate(2500) | MLP | CITED], [2500, 5000]),
         # A peak has one bar of ours for each chip, and one that was published.
         (
             pictures.standard_set_gpu,

@@ -11,32 +11,43 @@ from unittest.mock import Mock
 
 import pytest
 
+from bench.host.environment import read_host
 from bench.records import columns, results, tables
 from bench.records.results import ResultsError
+from bench.records.rows import complete_row
 from bench.timing import METHOD_VERSION
 
-OLD = ["schema", "machine", "run_id", "process", "timestamp", "status", "note"]
+OLD = ["schema", "machine", "run_id", "process", "timestamp", "status", "throughput", "note"]
 ROW = {"schema": 2, "machine": "m", "process": 1, "timestamp": "2026-11-20T11:34:42+00:00", "status": "failed"}
-LINE = f"2,m,x,1,{ROW['timestamp']},failed,y\n"
+LINE = f"2,m,x,1,{ROW['timestamp']},failed,9,y\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "m.csv"
 
 
 def read(path, warn=pytest.fail):
     return tables.load([path], warn).to_dict("records")
 
 
-def test_a_row_comes_back_as_it_was_written(tmp_path):
-    path = tmp_path / "m.csv"
+def test_a_row_comes_back_as_it_was_written(path):
     assert read(path) == []
-    results.append(path, ROW | {"throughput": 12.3456789, "parameters": 25557032, "note": "two\nlines, 1"})
-    results.append(path, ROW | {"throughput": None, "loss_mean": math.nan, "note": "\x1b[31m\udcffred" + "d" * 20_000})
+    results.append(path, ROW | {"throughput": 12.3456789, "parameters": 25557032, "note": 'a "quote", 1'})
+    results.append(path, ROW | {"throughput": None, "loss_mean": math.nan})
     first, second = read(path)
-    assert (first["throughput"], first["parameters"], first["note"]) == (12.3457, 25557032, "two lines, 1")
-    assert (math.isnan(second["throughput"]), second["note"][:9]) == (True, "\ufffd[31m\ufffdred")
+    assert (first["throughput"], first["parameters"], first["note"]) == (12.3457, 25557032, 'a "quote", 1')
+    assert math.isnan(second["throughput"])
+
+
+def test_a_row_controls_no_terminal_and_has_no_line_breaks():
+    note = complete_row(read_host("m"), {"device": "cpu", "note": "\x1b[31mtwo\nlines\udcff" + "d" * 20_000})["note"]
+    assert (note[:15], len(note)) == ("\ufffd[31mtwo lines\ufffd", 10_000)
 
 
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])
-def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
-    path, said = tmp_path / "m.csv", []
+def test_a_foreign_file_is_left_as_it_is(path, header):
+    said = []
     path.write_text(f"{header}\nm1,3\n")
     assert read(path, said.append) == []
     with pytest.raises(ResultsError) as error:
@@ -49,37 +60,49 @@ def test_a_foreign_file_is_left_as_it_is(tmp_path, header):
 
 # What a spreadsheet or an editor makes of a file of two rows: (what is done to its text, number of rows, line told)
 SAVED = {
-    "with a byte order mark": (lambda text: "\ufeff" + text, 2, None),
-    "with semicolons": (lambda text: text.replace(",", ";"), 2, None),
-    "with blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, None),
-    "with a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, None),
-    "without the last line end": (lambda text: text[:-1], 2, None),
-    "with a cell too many": (lambda text: text[:-1] + ",\n", 1, 3),
-    "with a lone quote": (lambda text: text.replace(",y", ',"y', 1), 1, 2),
-    "with bytes of Windows": (lambda text: text.replace("y\n", "\udcb5\n", 1), 1, 2),
-    "of another schema": (lambda text: text.replace("\n2,", "\n1,"), 0, 2),
+    "nothing": (lambda text: "", 0, None),
+    "a byte order mark": (lambda text: "\ufeff" + text, 2, None),
+    "semicolons": (lambda text: text.replace(",", ";"), 2, None),
+    "blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, None),
+    "other line ends": (lambda text: text.replace("\n", "\r\n"), 2, None),
+    "a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, None),
+    "no last line end": (lambda text: text[:-1], 2, None),
+    "half a line": (lambda text: text[:-9], 1, 3),
+    "a cell too many": (lambda text: text[:-1] + ",\n", 1, 3),
+    "a lone quote": (lambda text: text.replace(",y", ',"y', 1), 1, 2),
+    "bytes of Windows": (lambda text: text.replace("y\n", "\udcb5\n", 1), 1, 2),
 }
 
 
 @pytest.mark.parametrize(("change", "count", "told"), SAVED.values(), ids=SAVED)
-def test_a_file_is_written_anew_with_todays_header_unless_lines_would_be_lost(tmp_path, change, count, told):
-    path, said = tmp_path / "m.csv", []
+def test_a_file_is_written_anew_with_todays_header_unless_lines_would_be_lost(tmp_path, path, change, count, told):
+    said = []
     path.write_bytes(change(",".join(OLD) + "\n" + LINE * 2).encode(errors="surrogateescape"))
     before = path.read_bytes()
     assert len(read(path, said.append)) == count
     assert [int(re.search(r" line (\d+)$", line)[1]) for line in said] == [told] * bool(told)
-    if told and count:
+    if told:
         with pytest.raises(ResultsError, match=f" line {told} "):
             results.check_writable(tmp_path, ["m"])
         assert path.read_bytes() == before
-    elif count:
+    else:
         results.append(path, ROW | {"run_id": "new"})
         assert [row["run_id"] for row in read(path)] == ["x"] * count + ["new"]
         assert path.read_text().startswith(results.HEADER)
 
 
-def test_a_line_that_was_cut_stays_and_harms_no_other_one(tmp_path):
-    path = tmp_path / "m.csv"
+@pytest.mark.parametrize("cell", ["1.234,5", "95.88 \u00b1 0.63", "nan", "inf", "-5"])
+def test_a_line_with_a_number_or_a_schema_that_does_not_fit_is_left_out(path, cell):
+    said = []
+    path.write_text(";".join(OLD) + "\n" + LINE.replace(",", ";") * 3)
+    path.write_text(path.read_text().replace(";9;", f";{cell};", 1) + LINE.replace(",", ";").replace("2", "1", 1))
+    assert len(read(path, said.append)) == 2
+    assert len(said) == 1
+    assert "2 of 4 rows" in said[0]
+    assert said[0].endswith(" line 2")
+
+
+def test_a_line_that_was_cut_stays_and_harms_no_other_one(path):
     results.append(path, ROW)
     path.write_text(path.read_text() + LINE[:-1])
     before = path.read_text()
@@ -90,29 +113,21 @@ def test_a_line_that_was_cut_stays_and_harms_no_other_one(tmp_path):
     assert len(said) == 1
 
 
-def test_a_link_stays_one_and_what_is_not_a_file_is_refused(tmp_path):
+def test_a_link_stays_one_and_what_is_not_a_file_is_refused(tmp_path, path):
     (tmp_path / "shared").mkdir()
-    (tmp_path / "m.csv").symlink_to("shared/all.csv")
-    results.append(tmp_path / "m.csv", ROW)
-    results.append(tmp_path / "m.csv", ROW)
-    assert (tmp_path / "m.csv").is_symlink()
-    assert len(read(tmp_path / "shared" / "all.csv")) == 2
+    (tmp_path / "shared" / "all.csv").write_text(",".join(OLD) + "\n")  # it is written anew
+    path.symlink_to("shared/all.csv")
+    results.append(path, ROW)
+    assert path.is_symlink()
+    assert len(read(tmp_path / "shared" / "all.csv")) == 1
     os.mkfifo(tmp_path / "n.csv")
+    (tmp_path / "o.csv.lock").mkdir()  # root may open any file
     said = []
     assert read(tmp_path / "n.csv", said.append) == []
     assert len(said) == 1
-    with pytest.raises(ResultsError):
-        results.check_writable(tmp_path, ["n"])
-
-
-@pytest.mark.parametrize("text", ["1,234.5", "13,45", "95.88 \u00b1 0.63", "nan", "inf", "-5"])
-def test_a_cell_that_is_no_number_leaves_its_line_out(tmp_path, text):
-    path, said = tmp_path / "m.csv", []
-    results.append(path, ROW, ROW | {"throughput": text}, ROW)
-    assert len(read(path, said.append)) == 2
-    assert len(said) == 1
-    assert "1 of 3 rows" in said[0]
-    assert said[0].endswith(" line 3")
+    for name in ("n", "o"):
+        with pytest.raises(ResultsError, match=rf"/{name}\.csv"):
+            results.check_writable(tmp_path, [name])
 
 
 APPEND = f"""
@@ -125,39 +140,25 @@ for i in range(20):
 """
 
 
-def test_parallel_processes_lose_no_rows(tmp_path):
-    path = tmp_path / "m.csv"
+def test_parallel_processes_lose_no_rows(path):
     writers = [subprocess.Popen([sys.executable, "-c", APPEND, str(path), str(n)]) for n in range(3)]
     assert [writer.wait() for writer in writers] == [0] * 3
     rows = read(path)
     assert len(rows) == len({(row["run_id"], row["items"]) for row in rows}) == 60
     assert all(row["note"] == "x" * 200 for row in rows)
+    assert Path(f"{path}.lock").stat().st_mode & 0o777 == 0o666  # another user can take it
 
 
-def test_a_lock_that_cannot_be_taken_is_named_before_anything_is_measured(tmp_path):
-    (tmp_path / "m.csv.lock").mkdir()  # root may open any file
-    with pytest.raises(ResultsError, match=r"/m\.csv\.lock cannot"):
-        results.check_writable(tmp_path, ["m"])
-
-
-def test_another_user_can_take_a_lock(tmp_path):
-    results.append(tmp_path / "m.csv", ROW)
-    assert (tmp_path / "m.csv.lock").stat().st_mode & 0o777 == 0o666
-
-
-def test_a_full_disk_leaves_whole_rows(tmp_path, monkeypatch):
-    path = tmp_path / "m.csv"
+def test_a_full_disk_leaves_whole_rows(tmp_path, path, monkeypatch):
     results.append(path, ROW)
     results.check_writable(tmp_path, ["m", "n"])
     assert list(tmp_path.glob("*.csv")) == [path]
     before = path.read_text()
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
     monkeypatch.setattr(results.os, "fsync", full)
-    for name in ("m", "n"):
-        with pytest.raises(ResultsError, match="No space left on device"):
-            results.append(tmp_path / f"{name}.csv", ROW)
+    with pytest.raises(ResultsError, match="No space left on device"):
+        results.append(path, ROW)
     assert path.read_text() == before
-    assert list(tmp_path.glob("*.csv")) == [path]
 
 
 def test_the_page_of_columns_and_the_citation_are_of_this_version():

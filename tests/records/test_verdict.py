@@ -58,8 +58,7 @@ def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeli
 def process(number, *slices, **changes):
     rates = " ".join(map(str, slices))
     sliced = {"group": "g", "process": number, "rates": rates, "stop_reason": "slices"}
-    first = ROW | {"throughput": 9.0} | sliced | changes
-    return [first, ROW | {"phase": "forward", "process": number}]
+    return [ROW | {"throughput": 9.0} | sliced | changes]
 
 
 def test_a_pair_is_the_median_of_neighbouring_slices():
@@ -81,15 +80,11 @@ def test_work_that_differs_in_more_than_the_chosen_setting_is_told(place):
     assert found.differing == ["batch_size", "device"]
 
 
-def test_a_process_that_failed_leaves_its_pair_out():
-    failed = process(1, status="crashed")
-    assert compare_runs(failed, process(1, 1.0)) is None
-    found = compare_runs(failed + process(2, throughput=50.0), process(1, 1.0) + process(2, throughput=25.0))
+def test_a_pair_are_processes_that_were_measured_together_and_did_not_fail():
+    failed, bases = process(1, status="crashed"), process(1, 1.0)
+    assert compare_runs(failed, bases) is None
+    assert compare_runs(process(1, 2.0), process(1, 1.0, group="other")) is None
+    assert compare_runs(process(1, 2.0, group=""), process(1, 1.0, group="")) is None
+    found = compare_runs(failed + process(2, throughput=50.0), bases + process(2, throughput=25.0))
     assert found is not None
     assert (found.ratio.throughput, found.pairs) == (2.0, 1)
-
-
-def test_runs_that_were_not_measured_together_have_no_pairs():
-    ours, bases = process(1, 2.0), process(1, 1.0)
-    assert compare_runs(ours, [each | {"group": "other"} for each in bases]) is None
-    assert compare_runs([each | {"group": ""} for each in ours], [each | {"group": ""} for each in bases]) is None
