@@ -3,16 +3,14 @@
 import io
 
 import matplotlib
-
-matplotlib.use("Agg")
 import pandas as pd
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.results import replace_file
 
 matplotlib.rcdefaults()  # not the matplotlibrc of whoever draws
-plt.rcParams |= {"text.parse_math": False, "font.size": 8, "svg.hashsalt": "same ids in each file"}
+matplotlib.rcParams |= {"text.parse_math": False, "font.size": 8}
 
 # Okabe and Ito's palette, and two of Tol's: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#882255", "#999933")
@@ -24,7 +22,7 @@ DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
 MARGIN = 0.25  # around a picture
 ROW = 0.2  # from one bar to the next
-PANEL = (7.2, 2.9)  # of lines
+PANEL, LEGEND = (7.6, 3.6), 0.165  # of lines, and each name below it
 LETTER, BOLD = 0.56, 0.68  # mean width of a letter in units of the size of the text
 
 
@@ -32,8 +30,8 @@ class Sheet:
     """A figure of text and bars. Coordinates are inches from the upper left corner, sizes of text are points."""
 
     def __init__(self, width):
-        self.figure = plt.figure(figsize=(width, width))
-        self.axes = self.figure.add_axes((0, 0, 1, 1), xlim=(0, width))
+        self.figure = Figure(figsize=(width + 2 * MARGIN, 1))
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.axis("off")
 
     def write(self, words, x, y, width, size, weight="normal", **options):
@@ -44,31 +42,27 @@ class Sheet:
 
     def bars(self, rows, colours, y, left, right):
         """Draw a bar for each row, from this y downward, which begins at zero; published ones are hollow."""
-        scale = (right - left) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in rows)
-        for row, colour in zip(rows, colours, strict=True):
-            face = "white" if row["published"] else colour
-            length = max(scale * row["value"], 0.015)
-            self.axes.barh(y, length, 0.12, left=left, color=face, edgecolor=colour, linewidth=0.9)
-            if row["low"] > 0:
-                ends = left + scale * row["low"], left + scale * row["high"]
-                self.axes.plot(ends, [y, y], color="#222222", linewidth=1.1)
-            y += ROW
+        rows = pd.DataFrame(rows)
+        scale = (right - left) / rows[["value", "high"]].max(axis=None)
+        faces = ["white" if hollow else colour for hollow, colour in zip(rows["published"], colours, strict=True)]
+        y = y + ROW * rows.index
+        lengths = (scale * rows["value"]).clip(lower=0.015)
+        self.axes.barh(y, lengths, 0.12, left=left, color=faces, edgecolor=colours, linewidth=0.9)
+        self.axes.hlines(y, left + scale * rows["low"], left + scale * rows["high"], color="#222222", linewidth=1.1)
 
     def end(self, height):
         """Set the height of the sheet and return its figure."""
-        self.figure.set_figheight(height)
-        self.axes.set_ylim(height, 0)
+        width = self.figure.get_figwidth()
+        self.figure.set_figheight(height + 2 * MARGIN)
+        self.axes.set(xlim=(-MARGIN, width - MARGIN), ylim=(height + MARGIN, -MARGIN))
         return self.figure
 
 
 def save(figure, path):
-    """Write a figure to a PNG or SVG file, as the path says, and return the path."""
+    """Write a figure to a PNG file and return the path."""
     picture = io.BytesIO()
-    metadata = {"Date": None} if path.suffix == ".svg" else None  # equal results, equal files
-    options = {"bbox_inches": "tight", "pad_inches": MARGIN, "metadata": metadata}
-    figure.savefig(picture, format=path.suffix[1:], dpi=DPI, **options)
+    figure.savefig(picture, format="png", dpi=DPI)
     replace_file(path, picture.getvalue())
-    plt.close(figure)
     return path
 
 
@@ -82,15 +76,15 @@ def lines(curves, y_name, title, x_name, is_log2=False):
     """
     if not curves:
         return None
-    figure, panel = plt.subplots(figsize=PANEL)
+    figure = Figure(figsize=(PANEL[0], PANEL[1] + LEGEND * len(curves)), layout="constrained")
+    panel = figure.subplots()
     for i, (name, frame) in enumerate(curves):
         is_published = frame["published"].any()
-        below = (frame["value"] - frame["low"]).clip(lower=0).fillna(0)
-        above = (frame["high"] - frame["value"]).clip(lower=0).fillna(0)
+        ends = frame["value"] - frame["low"], frame["high"] - frame["value"]
         panel.errorbar(
             frame["x"],
             frame["value"],
-            yerr=[below, above],
+            yerr=[end.clip(lower=0).fillna(0) for end in ends],
             label=name,
             color=COLOURS[i],
             marker=MARKERS[i % len(MARKERS)],
@@ -115,7 +109,7 @@ def lines(curves, y_name, title, x_name, is_log2=False):
     panel.set(xlabel=x_name, ylabel=y_name)
     panel.grid(alpha=0.3)
     panel.set_title(title, fontsize=9.5)
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7.5, frameon=False)
+    figure.legend(loc="outside lower center", fontsize=7.5, frameon=False)
     return figure
 
 

@@ -5,27 +5,29 @@ Bars of our own measurements are filled, published ones are hollow.
 
 import pandas as pd
 
-from bench.plots import draw, frames
+from bench.plots import draw
 from bench.plots.draw import COLOURS, GREY, PUBLISHED
 from bench.records import columns
 from bench.records.columns import format_number
-from bench.records.likeness import describe_how, is_peak, name_work, work_of
+from bench.records.likeness import describe_how, name_work, work_of
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
 MAX_PANELS = 14
 MAX_CURVES = len(COLOURS)  # so that no two look alike
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
+WHO = ["published", "machine", "kind", "framework"]
 # Inches from the left: what a row did differently, the bars, and the values at the right edge.
 HOW, BAR, BAR_END, WIDE = 1.75, 3.95, 6.6, 7.3
 LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
-# With frames.WHO, the work that is compared over depths.
+# With WHO, the work that is compared over depths.
 DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 
 
-def draw_all(lines, folder, form):
+def draw_all(lines, folder):
     """Draw every plot that has rows into a folder and return the paths."""
-    figures = {folder / f"{picture.__name__}.{form}": picture(lines) for picture in PICTURES}
+    lines = lines[lines["value"].notna()]
+    figures = {folder / f"{picture.__name__}.png": picture(lines) for picture in PICTURES}
     return [draw.save(figure, path) for path, figure in figures.items() if figure]
 
 
@@ -39,14 +41,13 @@ def standard_set_cpu(lines):
 
 def draw_works(lines, kind):
     """Draw the bars of each work that two machines or sources have on this kind of device, and of the peaks."""
-    works = group_works(lines, kind)
-    if all(row["published"] for rows in works for row in choose_bars(rows)):
+    works = [(choose_bars(rows), len(rows)) for rows in group_works(lines[lines["kind"] == kind])]
+    if all(row["published"] for kept, _ in works for row in kept):
         return None
     sheet = draw.Sheet(WIDE)
     top = 0.1
-    for rows in works:
-        kept = choose_bars(rows)
-        count = f" ({len(kept)} of {len(rows)})" if len(rows) > len(kept) else ""
+    for kept, found in works:
+        count = f" ({len(kept)} of {found})" if found > len(kept) else ""
         sheet.write(f"{name_work(kept[0])}, {kept[0]['per']}{count}", 0, top, WIDE, 9.5)
         top += 0.22
         colours = [PUBLISHED if row["published"] else COLOURS[0] for row in kept]
@@ -62,32 +63,27 @@ def draw_works(lines, kind):
     return sheet.end(top + 0.1)
 
 
-def group_works(lines, kind):
+def group_works(lines):
     """List the rows of each work that two machines or sources have, at most MAX_PANELS works.
 
-    Works of models with own rows come first, then the fullest; the last are the peaks and the bandwidth of a copy. Of
-    the rows of one work the highest of each machine and framework counts; of a peak that of each chip, ours and the
-    published one.
+    The peaks and the bandwidth of a copy come first, then works of models with own rows, the fullest first. Of the rows
+    of one work the highest of each machine and framework counts; of a peak that of each chip, own or published.
     """
-    lines = lines[
-        ~lines["phase"].isin(PARTS)
-        & lines["scope"].isin(["device", "end_to_end"])
-        & lines["value"].notna()
-        & (lines["kind"] == kind)
-    ]
-    works = {}
-    for row in lines.sort_values("value", ascending=False, kind="stable").to_dict("records"):
-        is_best = is_peak(row) and row["precision"] in PEAKS
-        if row["workload"] in WORKLOADS or is_best or row["model"] == "copy":
-            of = (row["published"], *((row["machine"], row["framework"]) if row["phase"] else (row["shown"],)))
-            works.setdefault(row["work"], {}).setdefault(of, row)
-    found = [list(rows.values()) for rows in works.values()]
-    found = [rows for rows in found if len({(row["published"], row["shown"]) for row in rows}) > 1]
-    models = [rows for rows in found if rows[0]["phase"]]
-    models.sort(key=lambda rows: (all(row["published"] for row in rows), -len(rows)))
-    peaks = [rows for rows in found if not rows[0]["phase"]]
-    peaks.sort(key=lambda rows: (rows[0]["model"] == "copy", rows[0]["precision"]))
-    return models[: MAX_PANELS - len(peaks)] + peaks
+    is_model = lines["workload"].isin(WORKLOADS) & ~lines["phase"].isin(PARTS)
+    is_best = lines["work"].str.contains("model=matmul-peak;") & lines["precision"].isin(PEAKS)
+    is_shown = is_model & lines["scope"].isin(["device", "end_to_end"]) | is_best | lines["model"].eq("copy")
+    whose = (lines["machine"] + " " + lines["framework"]).where(is_model, lines["shown"])
+    lines = lines.assign(whose=whose, is_model=is_model)[is_shown].sort_values("value", ascending=False, kind="stable")
+    lines = lines.drop_duplicates(["work", "published", "whose"])
+    works = [rows for _, rows in lines.groupby("work", sort=False) if rows.groupby(["published", "shown"]).ngroups > 1]
+
+    def place(rows):
+        first = rows.iloc[0]
+        if first["is_model"]:
+            return True, rows["published"].all(), -len(rows)
+        return False, first["model"] == "copy", first["precision"]
+
+    return [rows.to_dict("records") for rows in sorted(works, key=place)[:MAX_PANELS]]
 
 
 def choose_bars(rows):
@@ -98,11 +94,11 @@ def choose_bars(rows):
 
 def llm_depth(lines):
     """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
-    lines = frames.rates(lines, workload="llm", phase="decode", batch_size="1", scope="device")
+    lines = lines.query("workload == 'llm' and phase == 'decode' and batch_size == '1' and scope == 'device'")
     depth, new_tokens = (pd.to_numeric(lines[name], errors="coerce") for name in ("depth", "new_tokens"))
     work = [work_of(row | {"depth": "0", "new_tokens": "1"}) for row in lines.to_dict("records")]
     lines = lines.assign(tokens=depth + (new_tokens + 1) / 2, work=work).dropna(subset="tokens")
-    depths = lines.groupby(["work", *frames.WHO])["tokens"].transform("nunique")
+    depths = lines.groupby(["work", *WHO])["tokens"].transform("nunique")
     lines = lines[lines["work"].isin(lines["work"][~lines["published"]]) & (depths > 1)]
     if lines.empty:
         return None
@@ -116,19 +112,18 @@ def llm_depth(lines):
 
 def mlp(lines):
     """Draw the rate of training mlp-<depth>x1024 over depth, a line for each machine, as its first benchmark did."""
-    cells = {"workload": "mlp", "phase": "training", "batch_size": "32", "precision": "float32", "scope": "device"}
-    lines = frames.rates(lines, **cells)
+    lines = lines.query("phase == 'training' and batch_size == '32' and precision == 'float32' and scope == 'device'")
     lines = lines[lines["compile"].isin(["", "0"]) & lines["optimizer"].isin(["", "sgd"])]
     lines = lines.assign(depth=pd.to_numeric(lines["model"].str.extract(r"^mlp-(\d+)x1024$")[0]))
     lines = lines.sort_values("data", kind="stable").dropna(subset="depth")  # CIFAR-10, else synthetic
-    lines = lines[lines["data"] == lines.groupby([*frames.WHO, "depth"])["data"].transform("first")]
+    lines = lines[lines["data"] == lines.groupby([*WHO, "depth"])["data"].transform("first")]
     title = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
     return draw.lines(curves_of(lines, "depth"), "images/s", title, "hidden layers of 1024")
 
 
 def tflops(lines):
     """Draw TFLOP/s over the size of matmuls, the cube root of M N K: a line for each machine and precision."""
-    lines = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$") & lines["value"].notna()]
+    lines = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$")]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
     curves = curves_of(lines, "side", ["precision"], least=2)
@@ -152,7 +147,7 @@ def curves_of(lines, x, apart=(), least=1):
     Returns:
         [(name, its lines with the column `x`)]; [] if none of them is our own.
     """
-    by = [*frames.WHO, *apart]
+    by = [*WHO, *apart]
     lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x])
     lines = lines[lines.groupby(by)[x].transform("size") >= least].assign(x=lines[x])
     curves = []
