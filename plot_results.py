@@ -30,8 +30,7 @@ def plot(folder, say):
     if lines["published"].all():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     for page in (folder / "README.md", folder / "index.html"):
-        text = page.read_text(errors="replace") if page.is_file() else ""
-        if text and "`make plot`" not in text[:500]:
+        if page.is_file() and "`make plot`" not in page.read_text(errors="replace")[:500]:
             why = f"holds a {page.name} that `make plot` has not written: move it, or choose another folder"
             raise SettingError(f"RESULTS_DIR={str(folder)!r} {why}")
     valid = frames.select_valid(lines)

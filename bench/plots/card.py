@@ -3,24 +3,23 @@
 `make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
 
+import functools
 import textwrap
 from typing import NamedTuple
 
 from bench.plots import draw, frames
-from bench.plots.draw import COLOURS, GREY, PUBLISHED, ROW
+from bench.plots.draw import GREY, NAME, NOTE, WIDE
 from bench.records import report, results, tables
 from bench.records.columns import FLAGS, format_number
 from bench.records.likeness import describe_how
-from bench.settings import FRAMEWORKS, unmixed
+from bench.settings import FRAMEWORKS
 from bench.workloads.standard_set import SIXTEEN
 
 LEAST = 2  # results that a card needs
 MOST_PUBLISHED = 3  # machines on a card
 PRECISIONS = ("float32", *SIXTEEN)
-OWN = dict(zip(PRECISIONS, (COLOURS[0], COLOURS[5], COLOURS[2]), strict=True))
 PALE = "#EEF3F8"
 LINE = 115  # letters
-NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # inches from the left
 FOOTER = (
     "Filled: measured here (range of its processes: {}). Hollow: published, same work; 2x: ours is twice as fast.",
     "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
@@ -30,6 +29,7 @@ FOOTER = (
 class Card(NamedTuple):
     """What the card of a machine and framework shows, apart from its layout."""
 
+    file: str
     name: str
     subtitle: str  # chip or machine, memory, system, software and date
     tiles: list[tuple[str, str, str]]  # (figure with its unit, what it is, framework and clock)
@@ -63,6 +63,7 @@ def make_card(lines, of_set, machine, framework):
     for row in shown:
         blocks.setdefault(row["line"], []).extend([row, *others.get(row["work"], [])])
     return Card(
+        file=f"{machine}-{framework}.png",
         name=names[0],
         subtitle="   ".join(filter(None, about)),
         tiles=list_tiles(lines[lines["machine"].eq(machine) & ~lines["published"]], last),
@@ -166,68 +167,46 @@ def describe_bar(row, framework):
     return name, ends + bound, f"{format_percent(share)} %" if share > 0 else ""
 
 
-def draw_card(card):
-    """Draw the card and return the figure."""
-    sheet = draw.Sheet(WIDE)
+def draw_card(card, folder):
+    """Draw the card and return its path."""
+    sheet = draw.Sheet()
     sheet.write(card.name, 0, 0.12, WIDE, 19, "bold")
     sheet.write(card.subtitle, 0, 0.44, WIDE, 8.5, color=GREY)
-    top = 0.7
+    sheet.top += 0.7
     for i, (rate, what, how) in enumerate(card.tiles):
         wide = (WIDE + 0.12) / len(card.tiles) - 0.12
         left = i * (wide + 0.12)
-        sheet.axes.barh(top + 0.36, wide, 0.72, left=left, color=PALE)
-        sheet.write(rate, left + 0.12, top + 0.22, wide - 0.24, 15, "bold")
-        sheet.write(what, left + 0.12, top + 0.45, wide - 0.24, 8, color=GREY)
-        sheet.write(how, left + 0.12, top + 0.61, wide - 0.24, 7, color=GREY)
+        sheet.axes.barh(sheet.top + 0.36, wide, 0.72, left=left, color=PALE)
+        sheet.write(rate, left + 0.12, 0.22, wide - 0.24, 15, "bold")
+        sheet.write(what, left + 0.12, 0.45, wide - 0.24, 8, color=GREY)
+        sheet.write(how, left + 0.12, 0.61, wide - 0.24, 7, color=GREY)
     if card.tiles:
-        top += 0.9
+        sheet.top += 0.9
     for x, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (WIDE, "of peak", "right")):
-        sheet.write(words, x, top + 0.08, 1.5, 7.5, color=GREY, ha=side)
-    top += 0.24
-    for bars in card.blocks:
-        top = draw_block(sheet, bars, top)
+        sheet.write(words, x, 0.08, 1.5, 7.5, color=GREY, ha=side)
+    sheet.top += 0.24
+    for rows in card.blocks:
+        describe = functools.partial(describe_bar, framework=rows[0]["framework"])
+        sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe)
     for title, sentences in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
-        sheet.write(title, 0, top + 0.12, WIDE, 9, "bold")
+        sheet.write(title, 0, 0.12, WIDE, 9, "bold")
         for line in (line for words in sentences for line in textwrap.wrap(words, LINE)):
-            top += 0.165
-            sheet.write(line, 0, top + 0.14, WIDE, 8.2)
-        top += 0.3
-    counts = join_ends([row["processes"] for bars in card.blocks for row in bars if not row["published"]], str)
+            sheet.top += 0.165
+            sheet.write(line, 0, 0.14, WIDE, 8.2)
+        sheet.top += 0.3
+    counts = join_ends([row["processes"] for rows in card.blocks for row in rows if not row["published"]], str)
     for words in FOOTER:
-        sheet.write(words.format(counts), 0, top + 0.1, WIDE, 7.2, color=GREY)
-        top += 0.15
-    return sheet.end(top + 0.1)
-
-
-def draw_block(sheet, bars, top):
-    """Draw the bars of a line of the set, on a scale of their own; return the y below them."""
-    sheet.axes.plot([0, WIDE], [top, top], color="#D5DBE2", linewidth=0.7)
-    top += 0.14
-    sheet.write(bars[0]["line"].title, 0, top, NAME - 0.1, 9.5, "bold")
-    sheet.write(frames.describe_settings(bars[0]), 0, top + 0.19, NAME - 0.1, 8, color=GREY)
-    colours = [PUBLISHED if row["published"] else OWN[unmixed(row["precision"])] for row in bars]
-    sheet.bars(bars, colours, top, BAR, BAR_END)
-    for i, row in enumerate(bars):
-        y = top + i * ROW
-        name, note, share = describe_bar(row, bars[0]["framework"])
-        weight = "normal" if row["published"] else "bold"
-        sheet.write(name, NAME, y, BAR - NAME - 0.08, 8.5, color=PUBLISHED if row["published"] else "black")
-        sheet.write(f"{format_number(row['value'])} {row['per']}", VALUE, y, VALUE - BAR_END, 8.5, weight, ha="right")
-        sheet.write(note, NOTE, y, WIDE - NOTE - (0.4 if share else 0), 7.4, color=GREY)
-        sheet.write(share, WIDE, y, 0.4, 8.2, ha="right")
-    return top + max(2, len(bars)) * ROW - 0.01
-
-
-def save_card(card, folder, machine, framework):
-    return draw.save(draw_card(card), folder / "cards" / f"{machine}-{framework}.png")
+        sheet.write(words.format(counts), 0, 0.1, WIDE, 7.2, color=GREY)
+        sheet.top += 0.15
+    return draw.save(sheet.end(), folder / "cards" / card.file)
 
 
 def draw_all(lines, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
     of_set = frames.select_set(lines)
     sides = dict.fromkeys((row["machine"], row["framework"]) for row in of_set)
-    cards = {side: make_card(lines, of_set, *side) for side in sides}
-    return [save_card(card, folder, *side) for side, card in cards.items() if card]
+    cards = [make_card(lines, of_set, *side) for side in sides]
+    return [draw_card(card, folder) for card in cards if card]
 
 
 def finish(folder, machine, framework):
@@ -239,4 +218,4 @@ def finish(folder, machine, framework):
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
-    return [*text, f"card: {results.display_path(save_card(card, folder, machine, framework))}"]
+    return [*text, f"card: {results.display_path(draw_card(card, folder))}"]

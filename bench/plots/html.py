@@ -22,20 +22,10 @@ STATUSES = {
 }
 # Words for cells, as labels of choices and in a search.
 WORDS = likeness.MODELS | {
-    "device": "the model, on resident batches",
-    "input": "the input pipeline",
-    "end_to_end": "model and input together",
-    "epoch": "whole epochs",
-    "cpu": "CPU",
-    "gpu": "GPU",
-    "image": "image classification",
-    "mlp": "multilayer perceptrons",
-    "transformer": "text classification (BERT)",
-    "llm": "language models",
-    "diffusion": "image generation",
     "training": "training (also fine-tuning)",
     "bfloat16": "bfloat16 (bf16)",
     "float16": "float16 (fp16)",
+    "llm": "language models (llm)",
 }
 TEXTS = ["workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind", "machine", "shown"]
 TEXTS += ["per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
@@ -79,8 +69,6 @@ def collect(lines):
 
 
 def choose_first(cells):
-    """Choose the work that most machines have: of a model before an operator, with an own figure before without one."""
-    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & ~cells["flags"].str.contains("implausible")]
-    works = sound.assign(own=sound["source"] == "", is_model=sound["phase"] != "").groupby("work", sort=False)
-    ranks = works.agg({"own": "any", "is_model": "any", "machine": "nunique"})
-    return max(ranks.index, key=lambda work: tuple(ranks.loc[work]), default="")
+    """Choose the work of a model that most machines have measured."""
+    own = cells[(cells["value"] > 0) & (cells["source"] == "") & (cells["phase"] != "")]
+    return max(own["work"].unique(), key=own.groupby("work")["machine"].nunique().get, default="")

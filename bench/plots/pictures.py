@@ -6,22 +6,15 @@ Bars of our own measurements are filled, published ones are hollow.
 import pandas as pd
 
 from bench.plots import draw
-from bench.plots.draw import COLOURS, GREY, PUBLISHED
-from bench.records import columns
-from bench.records.columns import format_number
 from bench.records.likeness import describe_how, name_work, work_of
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
 MAX_PANELS = 14
-MAX_CURVES = len(COLOURS)  # so that no two look alike
+MAX_CURVES = len(draw.COLOURS)  # so that no two look alike
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
 WHO = ["published", "machine", "kind", "framework"]
-# Inches from the left: what a row did differently, the bars, and the values at the right edge.
-HOW, BAR, BAR_END, WIDE = 1.75, 3.95, 6.6, 7.3
 LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
-# With WHO, the work that is compared over depths.
-DEEPER = [name for name in columns.WORK if name not in ("framework", "depth", "new_tokens")]
 
 
 def draw_all(lines, folder):
@@ -41,26 +34,22 @@ def standard_set_cpu(lines):
 
 def draw_works(lines, kind):
     """Draw the bars of each work that two machines or sources have on this kind of device, and of the peaks."""
-    works = [(choose_bars(rows), len(rows)) for rows in group_works(lines[lines["kind"] == kind])]
-    if all(row["published"] for kept, _ in works for row in kept):
+    works = group_works(lines[lines["kind"] == kind])
+    if all(row["published"] for rows in works for row in rows):
         return None
-    sheet = draw.Sheet(WIDE)
-    top = 0.1
-    for kept, found in works:
-        count = f" ({len(kept)} of {found})" if found > len(kept) else ""
-        sheet.write(f"{name_work(kept[0])}, {kept[0]['per']}{count}", 0, top, WIDE, 9.5)
-        top += 0.22
-        colours = [PUBLISHED if row["published"] else COLOURS[0] for row in kept]
-        sheet.bars(kept, colours, top, BAR, BAR_END)
-        for row in kept:
-            sheet.write(name_device(row), 0, top, HOW - 0.1, 8)
-            how = ", ".join(filter(None, [describe_how(row), row["setup"]]))
-            sheet.write(how, HOW, top, BAR - HOW - 0.1, 7, color=GREY)
-            sheet.write(format_number(row["value"]), WIDE, top, WIDE - BAR_END, 8, ha="right")
-            top += draw.ROW
-        top += 0.2
-    sheet.write(LEGEND, 0, top, WIDE, 7.5, color=GREY)
-    return sheet.end(top + 0.1)
+    sheet = draw.Sheet()
+    for rows in works:
+        title, _, about = name_work(rows[0]).partition(", ")
+        count = f" ({len(rows)} of {rows[0]['found']})" if len(rows) < rows[0]["found"] else ""
+        sheet.block(title, about + count, rows, describe_bar)
+    sheet.write(LEGEND, 0, 0.1, draw.WIDE, 7.5, color=draw.GREY)
+    sheet.top += 0.2
+    return sheet.end()
+
+
+def describe_bar(row):
+    """Describe a row next to its bar: (device, what it did differently, "")."""
+    return name_device(row), ", ".join(filter(None, [describe_how(row), row["setup"]])), ""
 
 
 def group_works(lines):
@@ -75,6 +64,7 @@ def group_works(lines):
     whose = (lines["machine"] + " " + lines["framework"]).where(is_model, lines["shown"])
     lines = lines.assign(whose=whose, is_model=is_model)[is_shown].sort_values("value", ascending=False, kind="stable")
     lines = lines.drop_duplicates(["work", "published", "whose"])
+    lines = lines.assign(found=lines.groupby("work")["work"].transform("size"))
     works = [rows for _, rows in lines.groupby("work", sort=False) if rows.groupby(["published", "shown"]).ngroups > 1]
 
     def place(rows):
@@ -83,13 +73,8 @@ def group_works(lines):
             return True, rows["published"].all(), -len(rows)
         return False, first["model"] == "copy", first["precision"]
 
-    return [rows.to_dict("records") for rows in sorted(works, key=place)[:MAX_PANELS]]
-
-
-def choose_bars(rows):
-    """Choose at most MAX_BARS rows, the highest first, and own ones before those that were published elsewhere."""
-    first = sorted(rows, key=lambda row: (row["published"], -row["value"]))[:MAX_BARS]
-    return sorted(first, key=lambda row: -row["value"])
+    works = [rows.sort_values("published", kind="stable")[:MAX_BARS] for rows in sorted(works, key=place)[:MAX_PANELS]]
+    return [rows.sort_values("value", ascending=False, kind="stable").to_dict("records") for rows in works]
 
 
 def llm_depth(lines):
@@ -104,7 +89,7 @@ def llm_depth(lines):
         return None
     machines = lines.groupby("work", sort=False)["machine"].nunique()
     lines = lines[lines["work"] == machines.idxmax()]
-    curves = curves_of(lines, "tokens", DEEPER, least=2)
+    curves = curves_of(lines, "tokens", least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
     return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
@@ -126,7 +111,7 @@ def tflops(lines):
     lines = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$")]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    curves = curves_of(lines, "side", ["precision"], least=2)
+    curves = curves_of(lines, "side", least=2)
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
     return draw.lines(curves, "TFLOP/s", "Matrix multiplication", x_name, is_log2=True)
 
@@ -139,25 +124,23 @@ def name_device(row):
     return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['machine']} (CPU)"
 
 
-def curves_of(lines, x, apart=(), least=1):
-    """Build at most MAX_CURVES curves over the column `x`, one for each of WHO and values of the columns `apart`.
+def curves_of(lines, x, least=1):
+    """Build at most MAX_CURVES curves over the column `x`, one for each device and what it did differently.
 
     A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first.
 
     Returns:
         [(name, its lines with the column `x`)]; [] if none of them is our own.
     """
-    by = [*WHO, *apart]
-    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates([*by, x])
-    lines = lines[lines.groupby(by)[x].transform("size") >= least].assign(x=lines[x])
-    curves = []
-    for _, points in lines.groupby(by, sort=False):  # the highest first
-        top = points.iloc[0].to_dict()
-        precision = "" if top["phase"] else top["precision"]  # of an operator
-        published = "published" if top["published"] else ""
-        name = ", ".join(filter(None, [name_device(top), describe_how(top), precision, published]))
-        curves.append((name, points.sort_values("x")))
-    own = [curve for curve in curves if not curve[1]["published"].any()]
-    others = [curve for curve in curves if curve[1]["published"].any()]
-    kept = [*own, *others][:MAX_CURVES] if own else []
-    return sorted(kept, key=lambda curve: -curve[1]["value"].max())
+    names = []
+    for row in lines.to_dict("records"):
+        precision = "" if row["phase"] else row["precision"]  # of an operator
+        published = "published" if row["published"] else ""
+        names.append(", ".join(filter(None, [name_device(row), describe_how(row), precision, published])))
+    lines = lines.assign(name=names, x=lines[x]).sort_values("value", ascending=False, kind="stable")
+    lines = lines.drop_duplicates(["name", "x"])
+    lines = lines[lines.groupby("name")["x"].transform("size") >= least]
+    own = lines["name"][~lines["published"]].unique()
+    kept = [*own, *lines["name"][lines["published"]].unique()][:MAX_CURVES] if len(own) else []
+    curves = lines[lines["name"].isin(kept)].groupby("name", sort=False)  # the highest first
+    return [(name, points.sort_values("x")) for name, points in curves]

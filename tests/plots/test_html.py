@@ -139,4 +139,4 @@ def test_a_search_and_a_machine_list_every_work(folder):
     assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
     assert "| 2 | SmolLM2 135M, decode" in llm  # what is implausible has no bar
     assert all(words in machine for words in ("| 0 | b |", "3 of 8 lines", "ResNet-50", "LoRA of rank 8"))
-    assert "Machine b, CPU" in details
+    assert "Machine b, cpu" in details

@@ -29,7 +29,7 @@ def values_in(figure):
     """The values next to all bars, or those of lines."""
     (axes,) = figure.axes
     if texts := [text.get_text() for text in axes.texts]:
-        return sorted(float(text) for text in texts if re.fullmatch(r"[\d.]+", text))
+        return sorted(float(text.split()[0]) for text in texts if re.fullmatch(r"[\d.]+ \S+/s", text))
     return sorted(value for each in axes.containers for value in each.lines[0].get_ydata())
 
 
