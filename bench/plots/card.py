@@ -3,7 +3,6 @@
 `make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
 
-import functools
 import textwrap
 from typing import NamedTuple
 
@@ -38,14 +37,11 @@ class Card(NamedTuple):
     doubts: list[str]
 
 
-def make_card(lines, of_set, machine, framework):
-    """Build the Card of a machine and framework; None if it has too little of the set.
-
-    Args:
-        lines: those of frames.select_valid().
-        of_set: those of frames.select_set().
-    """
-    mine = [row for row in of_set if (row["machine"], row["framework"]) == (machine, framework)]
+def make_card(lines, machine, framework):
+    """Build the Card of a machine and framework from frames.select_valid(); None if it has too little of the set."""
+    lines = lines[lines["value"].notna()]
+    own = lines[lines["machine"].eq(machine) & ~lines["published"]]
+    mine = frames.select_set(own[own["framework"] == framework])
     on_gpu = [row for row in mine if row["kind"] == "gpu"]
     mine = on_gpu if len(on_gpu) >= LEAST else [row for row in mine if row["kind"] == "cpu"]
     shown = [row for row in mine if row["scope"] == "device"]
@@ -66,7 +62,7 @@ def make_card(lines, of_set, machine, framework):
         file=f"{machine}-{framework}.png",
         name=names[0],
         subtitle="   ".join(filter(None, about)),
-        tiles=list_tiles(lines[lines["machine"].eq(machine) & ~lines["published"]], last),
+        tiles=list_tiles(own, last),
         blocks=list(blocks.values()),
         limits=describe_limits([row for row in mine if row["scope"] != "device" and row["line"].has_pipeline], shown),
         doubts=list_doubts(shown),
@@ -77,13 +73,13 @@ def choose_published(lines, shown):
     """Return published rows of the same work as shown ones, {work: rows}, of the devices that have most of them.
 
     The highest of several of a device counts. Among devices that have equally many, those of the same kind come first,
-    then the fastest.
+    then the fastest. The framework of the shown ones is not named again.
     """
     own = {row["work"]: row["value"] for row in shown}
-    lines = lines[lines["work"].isin(own) & lines["value"].notna()].sort_values("value", kind="stable")
+    lines = lines[lines["work"].isin(own)].sort_values("value", kind="stable")
     lines = lines.assign(ratio=lines["work"].map(own) / lines["value"], is_like=lines["kind"] == shown[0]["kind"])
     device = ["device_name", "is_like"]
-    lines = lines.drop_duplicates(["work", *device], keep="last")
+    lines = lines.drop_duplicates(["work", *device], keep="last").replace({"framework": shown[0]["framework"]}, "")
     devices = lines.groupby(device)["ratio"].agg(["size", "min"]).reset_index()
     best = devices.sort_values(["size", "is_like", "min"], ascending=[False, False, True], kind="stable")
     found = best.head(MOST_PUBLISHED).merge(lines, on=device)
@@ -151,15 +147,10 @@ def list_doubts(shown):
     return [f"{', '.join(works)}: {FLAGS.get(flag, flag).partition(':')[0]}." for flag, works in named.items()]
 
 
-def describe_bar(row, framework):
-    """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth).
-
-    Args:
-        framework: that of the card, which is not named again.
-    """
+def describe_bar(row):
+    """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        how = describe_how(row | {"framework": row["framework"].replace(framework, "")})
-        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", how])), ""
+        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     bound = ", launch-bound" if "launch_bound" in row["flags"] else ""
@@ -186,8 +177,7 @@ def draw_card(card, folder):
         sheet.write(words, x, 0.08, 1.5, 7.5, color=GREY, ha=side)
     sheet.top += 0.24
     for rows in card.blocks:
-        describe = functools.partial(describe_bar, framework=rows[0]["framework"])
-        sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe)
+        sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe_bar)
     for title, sentences in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
         sheet.write(title, 0, 0.12, WIDE, 9, "bold")
         for line in (line for words in sentences for line in textwrap.wrap(words, LINE)):
@@ -203,18 +193,15 @@ def draw_card(card, folder):
 
 def draw_all(lines, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    of_set = frames.select_set(lines)
-    sides = dict.fromkeys((row["machine"], row["framework"]) for row in of_set)
-    cards = [make_card(lines, of_set, *side) for side in sides]
+    measured = lines.loc[~lines["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [make_card(lines, *side) for side in measured.itertuples(index=False)]
     return [draw_card(card, folder) for card in cards if card]
 
 
 def finish(folder, machine, framework):
     """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
     text = []
-    lines = frames.select_valid(tables.read(folder, text.append))
-    lines = lines[lines["machine"].eq(machine) | lines["published"]]
-    card = make_card(lines, frames.select_set(lines), machine, framework)
+    card = make_card(frames.select_valid(tables.read(folder, text.append)), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]

@@ -45,8 +45,7 @@ def select_set(lines):
     there are whole pipelines with a bottleneck. A blank cell is the default.
     """
     chosen = [(line.workload, line.model, line.phase, str(line.batch_size)) for line in STANDARD_SET]
-    lines = lines[~lines["published"] & lines["value"].notna()]
-    lines = lines[(lines["scope"] == "device") | (lines["bottleneck"] != "")]
+    lines = lines[~lines["published"] & ((lines["scope"] == "device") | (lines["bottleneck"] != ""))]
     lines = lines[pd.MultiIndex.from_frame(lines[CHOSEN]).isin(chosen)]
     latest = {}
     for row in lines.to_dict("records"):

@@ -15,11 +15,6 @@ from bench.records.columns import FLAGS
 from bench.records.results import replace_file
 
 HERE = Path(__file__).parent
-# Words for a status that is not ok.
-STATUSES = {
-    "cpu_time": "the source timed the CPU's seconds instead of wall seconds: not a valid timing",
-    "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
-}
 # Words for cells, as labels of choices and in a search.
 WORDS = likeness.MODELS | {
     "training": "training (also fine-tuning)",
@@ -64,11 +59,12 @@ def collect(lines):
     lines = lines.assign(mean=(lines["items"] / lines["seconds"]).where(is_uneven))
     numbers = lines[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
-    words = {"words": WORDS, "flags": FLAGS | STATUSES}
-    return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)} | words
+    data = {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)}
+    return data | {"words": WORDS, "flags": FLAGS}
 
 
 def choose_first(cells):
-    """Choose the work of a model that most machines have measured."""
-    own = cells[(cells["value"] > 0) & (cells["source"] == "") & (cells["phase"] != "")]
-    return max(own["work"].unique(), key=own.groupby("work")["machine"].nunique().get, default="")
+    """Choose the work that most machines have, of those of models that this program has measured."""
+    own = cells["work"][(cells["source"] == "") & (cells["phase"] != "")]
+    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & cells["work"].isin(own)]
+    return max(own.unique(), key=sound.groupby("work")["machine"].nunique().get, default="")

@@ -13,8 +13,7 @@ OF_THE_CPU = [line for line in STANDARD_SET if line.suits("cpu", "torch")]
 
 
 def make(folder, framework="torch"):
-    lines = frames.select_valid(tables.read(folder, pytest.fail))
-    return card.make_card(lines, frames.select_set(lines), "a", framework)
+    return card.make_card(frames.select_valid(tables.read(folder, pytest.fail)), "a", framework)
 
 
 def bars(folder):
