@@ -82,8 +82,10 @@ def choose_published(lines, shown):
     lines = lines.drop_duplicates(["work", *device], keep="last").replace({"framework": shown[0]["framework"]}, "")
     devices = lines.groupby(device)["ratio"].agg(["size", "min"]).reset_index()
     best = devices.sort_values(["size", "is_like", "min"], ascending=[False, False, True], kind="stable")
-    found = best.head(MOST_PUBLISHED).merge(lines, on=device)
-    return {work: rows.to_dict("records") for work, rows in found.groupby("work")}
+    found = {}
+    for row in best.head(MOST_PUBLISHED).merge(lines, on=device).to_dict("records"):
+        found.setdefault(row["work"], []).append(row)
+    return found
 
 
 def name_chip(line):
@@ -98,7 +100,8 @@ def list_tiles(lines, last):
 
     What another framework than that of `last` reached names it.
     """
-    lines = lines[lines["device"].eq(last["device"]) & ~lines["disturbed"]].sort_values("value", kind="stable")
+    lines = lines[lines["device"].eq(last["device"]) & lines["phase"].eq("") & ~lines["disturbed"]]
+    lines = lines.sort_values("value", kind="stable")
     known = []
     for name in (*PRECISIONS, "bandwidth"):
         unit, what = ("GB/s", "memory bandwidth") if name == "bandwidth" else ("TFLOP/s", f"{name} matmul")

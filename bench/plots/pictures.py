@@ -64,8 +64,8 @@ def group_works(lines):
     whose = (lines["machine"] + " " + lines["framework"]).where(is_model, lines["shown"])
     lines = lines.assign(whose=whose, is_model=is_model)[is_shown].sort_values("value", ascending=False, kind="stable")
     lines = lines.drop_duplicates(["work", "published", "whose"])
-    lines = lines.assign(found=lines.groupby("work")["work"].transform("size"))
-    works = [rows for _, rows in lines.groupby("work", sort=False) if rows.groupby(["published", "shown"]).ngroups > 1]
+    by_work = lines.assign(source=lines["published"].astype(str) + lines["shown"]).groupby("work")
+    lines = lines.assign(found=by_work["work"].transform("size"))[by_work["source"].transform("nunique") > 1]
 
     def place(rows):
         first = rows.iloc[0]
@@ -73,7 +73,8 @@ def group_works(lines):
             return True, rows["published"].all(), -len(rows)
         return False, first["model"] == "copy", first["precision"]
 
-    works = [rows.sort_values("published", kind="stable")[:MAX_BARS] for rows in sorted(works, key=place)[:MAX_PANELS]]
+    works = sorted((rows for _, rows in lines.groupby("work", sort=False)), key=place)
+    works = [rows.sort_values("published", kind="stable")[:MAX_BARS] for rows in works[:MAX_PANELS]]
     return [rows.sort_values("value", ascending=False, kind="stable").to_dict("records") for rows in works]
 
 
