@@ -3,13 +3,11 @@
 Also draws the card of each machine that has measured enough of the standard set, in results/cards.
 
     make plot
-    FORMAT=svg make plot      only the plots and cards, for a paper
 
 Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
 (results/published.csv, also with another RESULTS_DIR), which are hollow. Rows with a wrong clock are in no plot.
 """
 
-import functools
 import sys
 
 from bench import process
@@ -20,26 +18,23 @@ from bench.settings import SettingError, read_settings
 ABOUT = """# Results
 
 Written by `make plot` from the CSV files in this folder. [index.html](index.html) has all results, own and published
-ones: open it in a browser to choose, sort and filter. `make compare` compares two machines."""
+ones: open it in a browser to choose, search and filter. `make compare` compares two machines."""
 
 
-def plot(folder, say, form="png"):
-    """Draw all plots and write both pages, with "svg" only the plots; return the paths.
+def plot(folder, say):
+    """Draw all plots and write both pages; return the paths.
 
     say() gets a line for each file that is left out. Raises SettingError, and writes nothing, if there is no result.
     """
     lines = tables.read(folder, say)
     if lines["published"].all():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
-    for page in (folder / "README.md", folder / "index.html") if form == "png" else ():
-        text = page.read_text(errors="replace") if page.is_file() and not page.is_symlink() else ""
-        if text and "`make plot`" not in text[:500]:
+    for page in (folder / "README.md", folder / "index.html"):
+        if page.is_file() and "`make plot`" not in page.read_text(errors="replace")[:500]:
             why = f"holds a {page.name} that `make plot` has not written: move it, or choose another folder"
             raise SettingError(f"RESULTS_DIR={str(folder)!r} {why}")
     valid = frames.select_valid(lines)
-    paths = [*pictures.draw_all(valid, folder / "plots", form), *card.draw_all(valid, folder, form)]
-    if form == "svg":
-        return paths
+    paths = [*pictures.draw_all(valid, folder / "plots"), *card.draw_all(valid, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     results.replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
     return [*paths, folder / "README.md", html.write_page(lines, folder / "index.html")]
@@ -47,11 +42,7 @@ def plot(folder, say, form="png"):
 
 def main():
     """Write plots and pages, print their paths, and return the exit status."""
-    settings = read_settings("plot")
-    folder = settings.results_dir
-    if not folder.is_dir():
-        raise SettingError(f"RESULTS_DIR={str(folder)!r} is not a folder: name one with CSV files of results")
-    for path in plot(folder, functools.partial(print, file=sys.stderr), settings.format):
+    for path in plot(read_settings("plot").results_dir, lambda line: print(line, file=sys.stderr)):
         print(results.display_path(path))
     return 0
 

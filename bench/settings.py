@@ -207,7 +207,6 @@ class Settings:
     workload: str = setting(WORKLOADS, {"best": "image"})
     max_minutes: float = setting(positive_time, {"best": "20"})
     quick: bool = setting(SWITCH, {"all": "0"})
-    format: str = setting(("png", "svg"), {"plot": "png"})
     cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property

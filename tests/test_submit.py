@@ -8,7 +8,7 @@ import pytest
 import submit_results
 from bench.records import tables
 from bench.records.results import to_cells
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError
 from tests.rows import FAILED, LLM, MATMUL, ROW
 
 CHIP = ROW["machine"]
@@ -50,13 +50,14 @@ def test_a_wrong_cell_is_refused(cells, change):
 
 
 @pytest.fixture
-def repository(tmp_path):
+def repository(tmp_path, monkeypatch):
     """A repository with one machine's file on main, checked out on the branch of a pull request."""
 
     def run(*command):
         identity = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "commit.gpgsign=false"]
         return subprocess.check_output(["git", "-C", tmp_path, *identity, *command], text=True).strip()
 
+    monkeypatch.setattr(submit_results, "ROOT", tmp_path)
     run("init", "-q", "-b", "main")
     (tmp_path / "program.py").write_text("1")
     run("add", "."), run("commit", "-q", "-m", "1")
@@ -74,21 +75,26 @@ def write(repository, *changes, machine=CHIP):
     pd.DataFrame(rows).to_csv(repository.folder / f"{machine}.csv", index=False)
 
 
-def check(repository, base=None):
-    """Check what changed in results/; returns the problems."""
-    found = submit_results.Repository(repository.folder.parent, base)
-    return submit_results.check_results(found, found.list_changes())
+@pytest.fixture
+def check(capsys):
+    """A function that runs a command; returns its exit status, what it prints and the problems."""
+
+    def call(*command, **environ):
+        status = submit_results.main(*command, environ=environ)
+        out, err = capsys.readouterr()
+        return status, out, err.splitlines()
+
+    return call
 
 
-def test_added_rows_pass_committed_or_not(repository, capsys):
+def test_added_rows_pass_committed_or_not(repository, check):
     write(repository, {}, {"seed": 1}, {"seed": 2})
     (repository.folder / "published.csv").touch()
-    assert check(repository) == []
+    assert check() == (0, f"checked: results/{CHIP}.csv\n", [])
     repository("add", "."), repository("commit", "-q", "-m", "3")
-    assert check(repository, base="main") == []
-    assert capsys.readouterr().out == f"checked: results/{CHIP}.csv\n" * 2
-    # The commit of the rows differs from main in results/ only, so rows measured with it are known as well.
-    assert submit_results.Repository(repository.folder.parent).is_published(repository("rev-parse", "HEAD"))
+    # That commit differs from main in results/ only, so rows measured with it are accepted as well.
+    write(repository, {}, {"seed": 1}, {"seed": 2}, {"commit": repository("rev-parse", "HEAD")})
+    assert check(BASE="main") == (0, f"checked: results/{CHIP}.csv\n", [])
 
 
 def change_program(repository):
@@ -102,45 +108,30 @@ CHANGES = {
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv: "),
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "row 2: tflops "),
     "another machine": (lambda r: write(r, {}, {"machine": "another"}), "row 2: machine "),
+    "another chip": (lambda r: write(r, {}, {"seed": 1}, {"cpu_name": "Example B"}), "row 3: device_name "),
     "a cell that no row can have": (lambda r: write(r, {}, {"tflops": "x"}), "first line 3"),
     "changed programs": (change_program, "row 2: commit "),
 }
 
 
 @pytest.mark.parametrize(("change", "where"), CHANGES.values(), ids=CHANGES)
-def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, change, where):
+def test_changes_that_are_not_added_rows_are_refused_in_one_line(repository, check, change, where):
     change(repository)
-    (line,) = check(repository)
-    assert where in line
+    status, _, (line,) = check()
+    assert (status, where in line) == (1, True)
 
 
-def test_another_chip_is_refused(repository):
-    chip, other = ({"cpu_name": name, "device_name": name, "cpu_count": 8} for name in ("Example A", "Example B"))
-    write(repository, chip, machine="desk")
-    repository("add", "."), repository("commit", "-q", "-m", "3"), repository("branch", "-f", "main")
-    write(repository, chip, chip | {"seed": 1}, other, machine="desk")
-    (line,) = check(repository)
-    assert "row 3: device_name " in line
-
-
-def submit(repository, **environ):
-    settings = read_settings("submit", {"RESULTS_DIR": str(repository.folder)} | environ)
-    return submit_results.submit(settings, submit_results.Repository(repository.folder.parent))
-
-
-def test_submit_prints_how_to_send_new_rows(repository, capsys):
+def test_submit_prints_how_to_send_new_rows(repository, check):
+    _, _, (line,) = check("submit")
+    assert "no new rows" in line
     write(repository, {}, {"seed": 1})
     write(repository, {"tflops": 9}, machine="another")
-    assert submit(repository, MACHINE=CHIP) == []
-    assert f"git add results/{CHIP}.csv" in capsys.readouterr().out
-    (line,) = submit(repository)
-    assert "results/another.csv, row 1" in line
-    assert "git" not in capsys.readouterr().out
+    status, out, _ = check("submit", MACHINE=CHIP)
+    assert (status, f"git add results/{CHIP}.csv" in out) == (0, True)
+    status, out, (line,) = check("submit")
+    assert (status, "git" in out, "results/another.csv, row 1" in line) == (1, False, True)
 
 
-def test_what_cannot_be_checked_is_told(repository):
-    for environ, words in (({}, "no new rows"), ({"MACHINE": "b"}, "b.csv"), ({"RESULTS_DIR": "/c"}, "/c")):
-        with pytest.raises(SettingError, match=words):
-            submit(repository, **environ)
+def test_an_unknown_branch_is_told(repository, check):
     with pytest.raises(SettingError, match="BASE='nowhere'"):
-        check(repository, base="nowhere")
+        check(BASE="nowhere")

@@ -1,74 +1,91 @@
 """Draw sheets of text and bars, and panels of lines, without a screen. No other file imports matplotlib."""
 
 import io
+import textwrap
 
 import matplotlib
-
-matplotlib.use("Agg")
-import pandas as pd
-from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
+from bench.records.columns import format_number
 from bench.records.results import replace_file
+from bench.settings import unmixed
 
 matplotlib.rcdefaults()  # not the matplotlibrc of whoever draws
-plt.rcParams |= {"text.parse_math": False, "font.size": 8, "svg.hashsalt": "same ids in each file"}
+matplotlib.rcParams |= {"text.parse_math": False, "font.size": 8}
 
 # Okabe and Ito's palette, and two of Tol's: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#882255", "#999933")
+OWN = {"bfloat16": COLOURS[5], "float16": COLOURS[2]}  # by precision; others have COLOURS[0]
 PUBLISHED = COLOURS[1]
 GREY = "#555555"
 MARKERS = "osD^vPX"
-LOG_FROM = 20  # largest value over smallest: above this, the axis of a panel is logarithmic
 DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
 MARGIN = 0.25  # around a picture
+NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # of a sheet, from the left
 ROW = 0.2  # from one bar to the next
-PANEL = (7.2, 2.9)  # of lines
+PANEL, LEGEND = (7.6, 3.6), 0.165  # of lines, and each name below it
 LETTER, BOLD = 0.56, 0.68  # mean width of a letter in units of the size of the text
+ABOUT = 27  # letters
 
 
 class Sheet:
-    """A figure of text and bars. Coordinates are inches from the upper left corner, sizes of text are points."""
+    """A figure of text and bars. Coordinates are inches from the left and from `top`, sizes of text are points."""
 
-    def __init__(self, width):
-        self.figure = plt.figure(figsize=(width, width))
-        self.axes = self.figure.add_axes((0, 0, 1, 1), xlim=(0, width))
+    def __init__(self):
+        self.figure = Figure()
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.axis("off")
+        self.top = 0.0  # of what is drawn next
 
     def write(self, words, x, y, width, size, weight="normal", **options):
         """Write a line of text, smaller if it has too many letters for this width."""
         letter = BOLD if weight == "bold" else LETTER
         size = min(size, 72 * width / (letter * max(1, len(words))))
-        self.axes.text(x, y, words, fontsize=size, weight=weight, va="center_baseline", **options)
+        self.axes.text(x, self.top + y, words, fontsize=size, weight=weight, va="center_baseline", **options)
 
-    def bars(self, rows, colours, y, left, right):
-        """Draw a bar for each row, from this y downward, which begins at zero; published ones are hollow."""
-        scale = (right - left) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in rows)
-        for row, colour in zip(rows, colours, strict=True):
-            face = "white" if row["published"] else colour
-            length = max(scale * row["value"], 0.015)
-            self.axes.barh(y, length, 0.12, left=left, color=face, edgecolor=colour, linewidth=0.9)
-            if row["low"] > 0:
-                ends = left + scale * row["low"], left + scale * row["high"]
-                self.axes.plot(ends, [y, y], color="#222222", linewidth=1.1)
-            y += ROW
+    def block(self, title, about, rows, describe):
+        """Draw a bar for each row of a work, which begins at zero, on a scale of their own; published ones are hollow.
 
-    def end(self, height):
-        """Set the height of the sheet and return its figure."""
-        self.figure.set_figheight(height)
-        self.axes.set_ylim(height, 0)
+        Args:
+            describe: (row) -> (its name, what is next to its value, what is at the right edge).
+        """
+        self.axes.plot([0, WIDE], [self.top, self.top], color="#D5DBE2", linewidth=0.7)
+        self.top += 0.14
+        self.write(title, 0, 0, NAME - 0.1, 9.5, "bold")
+        about = textwrap.wrap(about, ABOUT)
+        for i, words in enumerate(about):
+            self.write(words, 0, 0.19 + 0.16 * i, NAME - 0.1, 8, color=GREY)
+        scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in rows)
+        for i, row in enumerate(rows):
+            name, note, share = describe(row)
+            own = OWN.get(unmixed(row["precision"]), COLOURS[0])
+            face, edge, ink, weight = own, own, "black", "bold"
+            if row["published"]:
+                face, edge, ink, weight = "white", PUBLISHED, PUBLISHED, "normal"
+            y, length = self.top + i * ROW, max(scale * row["value"], 0.015)
+            self.axes.barh(y, length, 0.12, left=BAR, color=face, edgecolor=edge, linewidth=0.9)
+            self.axes.plot([BAR + scale * row[end] for end in ("low", "high")], [y, y], color="#222222", linewidth=1.1)
+            value = f"{format_number(row['value'])} {row['per']}"
+            self.write(name, NAME, i * ROW, BAR - NAME - 0.08, 8.5, color=ink)
+            self.write(value, VALUE, i * ROW, VALUE - BAR_END, 8.5, weight, ha="right")
+            self.write(note, NOTE, i * ROW, WIDE - NOTE - (0.4 if share else 0), 7.4, color=GREY)
+            self.write(share, WIDE, i * ROW, 0.4, 8.2, ha="right")
+        self.top += max(len(rows), 1 + len(about)) * ROW - 0.01
+
+    def end(self):
+        """Return the figure of the height that was drawn."""
+        self.figure.set_size_inches(WIDE + 2 * MARGIN, self.top + 2 * MARGIN)
+        self.axes.set(xlim=(-MARGIN, WIDE + MARGIN), ylim=(self.top + MARGIN, -MARGIN))
         return self.figure
 
 
 def save(figure, path):
-    """Write a figure to a PNG or SVG file, as the path says, and return the path."""
+    """Write a figure to a PNG file and return the path."""
     picture = io.BytesIO()
-    metadata = {"Date": None} if path.suffix == ".svg" else None  # equal results, equal files
-    options = {"bbox_inches": "tight", "pad_inches": MARGIN, "metadata": metadata}
-    figure.savefig(picture, format=path.suffix[1:], dpi=DPI, **options)
+    figure.savefig(picture, format="png", dpi=DPI)
     replace_file(path, picture.getvalue())
-    plt.close(figure)
     return path
 
 
@@ -82,15 +99,15 @@ def lines(curves, y_name, title, x_name, is_log2=False):
     """
     if not curves:
         return None
-    figure, panel = plt.subplots(figsize=PANEL)
+    figure = Figure(figsize=(PANEL[0], PANEL[1] + LEGEND * len(curves)), layout="constrained")
+    panel = figure.subplots()
     for i, (name, frame) in enumerate(curves):
         is_published = frame["published"].any()
-        below = (frame["value"] - frame["low"]).clip(lower=0).fillna(0)
-        above = (frame["high"] - frame["value"]).clip(lower=0).fillna(0)
+        ends = frame["value"] - frame["low"], frame["high"] - frame["value"]
         panel.errorbar(
             frame["x"],
             frame["value"],
-            yerr=[below, above],
+            yerr=[end.clip(lower=0).fillna(0) for end in ends],
             label=name,
             color=COLOURS[i],
             marker=MARKERS[i % len(MARKERS)],
@@ -100,22 +117,17 @@ def lines(curves, y_name, title, x_name, is_log2=False):
             elinewidth=1,
             capsize=2,
         )
-    drawn = pd.concat([frame for _, frame in curves])
-    values = [value for name in ("value", "low", "high") for value in drawn[name] if value > 0]
-    if max(values) > LOG_FROM * min(values):
-        panel.set_yscale("log")
-        write_powers(panel.yaxis, 10, (1, 2, 5) if max(values) < 100 * min(values) else (1,))
-    else:
-        panel.set_ylim(bottom=0)
+    panel.set_yscale("log")
+    write_powers(panel.yaxis, 10, (1, 2, 5))
     if is_log2:
         panel.set_xscale("log", base=2)
         write_powers(panel.xaxis, 2, (1,))
     else:
-        panel.set_xticks(sorted({*drawn["x"]}))
+        panel.set_xticks(sorted({x for _, frame in curves for x in frame["x"]}))
     panel.set(xlabel=x_name, ylabel=y_name)
     panel.grid(alpha=0.3)
     panel.set_title(title, fontsize=9.5)
-    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), fontsize=7.5, frameon=False)
+    figure.legend(loc="outside lower center", fontsize=7.5, frameon=False)
     return figure
 
 

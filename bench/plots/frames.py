@@ -1,4 +1,4 @@
-"""Read results/ and choose the lines that the plots and the card show, as tables.latest() gives them."""
+"""Choose the results that tables, cards and pictures show, from the lines of tables.latest()."""
 
 import functools
 
@@ -7,12 +7,11 @@ import pandas as pd
 from bench.records import columns
 from bench.records.likeness import USUAL, class_of, class_of_model
 from bench.settings import DECLARED, SettingError, parse_settings, unmixed
+from bench.workloads.standard_set import STANDARD_SET
 
-WHO = ["published", "machine", "kind", "framework"]
-LEAST = 2  # works that a card needs
-# Settings that a line of the standard set chooses, with its `settings`. All others have their defaults.
-CHOSEN = ("framework", "workload", "model", "phase", "scope", "precision", "batch_size")
-DEFAULTS = [name for name in columns.WORK if name in DECLARED and name not in CHOSEN]
+CHOSEN = ["workload", "model", "phase", "batch_size"]  # by each line of the standard set
+# Settings of a run. Those that a line does not set have their defaults.
+SETTINGS = [name for name in columns.WORK if name in DECLARED and name not in ("framework", "scope", "precision")]
 
 
 def select_valid(lines):
@@ -21,58 +20,52 @@ def select_valid(lines):
     return lines[(lines["world_size"] == "1") & (lines["status"] == "ok") & is_possible]
 
 
-def rates(lines, **cells):
-    """Select the lines that have a rate and these cells."""
-    return lines[(lines[list(cells)] == pd.Series(cells)).all(axis=1) & lines["value"].notna()]
-
-
 @functools.cache
 def cells_of(line, device, framework, precision, compiles):
     """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.
 
     The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
     """
-    if class_of_model(precision) not in line.precisions:
+    if class_of_model(precision) not in line.precisions or not line.suits(device, framework):
         return {}
     environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
         settings = parse_settings(line.workload, environ)
     except SettingError:
         return {}
-    cells = {name: settings.cell(name) for name in DEFAULTS}
-    cells = {name: str(value) for name, value in cells.items() if value is not None}
-    cells = USUAL.get(line.workload, {}) | cells
-    return cells | {"precision": line.precision(precision), "weight_bits": str(settings.weight_bits or "")}
+    cells = {name: str(settings.cell(name)) for name in SETTINGS if settings.cell(name) is not None}
+    cells = {"workload": line.workload, "weight_bits": ""} | USUAL.get(line.workload, {}) | cells
+    return cells | {"precision": line.precision(precision)}
 
 
-def compiles_on(row):
-    """Return whether the set compiles on the device of an own row: not on AMD's cards, which have no driver there."""
-    return row["device"] == "cuda" and row["driver"] != ""
+def select_set(lines):
+    """List the results of the standard set, in its order: of each machine, framework and precision the latest one.
 
-
-def of_line(rows, line):
-    """Return {class of precision: the latest row} of the rows of a line, in the order of its precisions.
-
-    A row has the settings of the line; a blank cell is the default.
-
-    Args:
-        rows: dicts, of one machine and framework.
+    They are dicts with `line`, that of the set, and `class`, that of the precision. Besides those on resident batches
+    there are whole pipelines with a bottleneck. A blank cell is the default.
     """
-    work = (line.workload, line.model, line.phase, str(line.batch_size))
+    chosen = [(line.workload, line.model, line.phase, str(line.batch_size)) for line in STANDARD_SET]
+    lines = lines[~lines["published"] & ((lines["scope"] == "device") | (lines["bottleneck"] != ""))]
+    lines = lines[pd.MultiIndex.from_frame(lines[CHOSEN]).isin(chosen)]
     latest = {}
-    for row in rows:
-        is_same = work == (row["workload"], row["model"], row["phase"], row["batch_size"])
-        if is_same and line.suits(row["device"], row["framework"]):
-            cells = cells_of(line, row["device"], row["framework"], unmixed(row["precision"]), compiles_on(row))
+    for row in lines.to_dict("records"):
+        compiles = row["device"] == "cuda" and row["driver"] != ""  # AMD's cards have none there
+        how = row["device"], row["framework"], unmixed(row["precision"]), compiles
+        for place, line in enumerate(STANDARD_SET):
+            cells = cells_of(line, *how)
             if cells and all(row[name] in ("", text) for name, text in cells.items()):
-                latest[class_of(row)] = row
-    return {name: latest[name] for name in (*line.precisions, "tf32") if name in latest}
+                order = (*line.precisions, "tf32").index(class_of(row))
+                key = row["machine"], row["framework"], row["device"], row["scope"], place, order
+                latest[key] = row | {"line": line, "class": class_of(row)}
+    return [latest[key] for key in sorted(latest)]
 
 
-def describe_settings(line, row):
+def describe_settings(row):
     """Describe the settings of a row of the set, without precision and memory format: "training, batch 64"."""
+    line = row["line"]
     names = ["phase", *(name.lower() for name, _ in line.settings if name not in ("WEIGHT_BITS", "MEMORY_FORMAT"))]
     if line.batch_size > 1:
         names.insert(1, "batch_size")
-    compiled = ["compiled"] if row["compile"] not in ("", "0") else []
-    return ", ".join([*columns.words_of(row, names).values(), *compiled])
+    compiled = "compiled" if row["compile"] not in ("", "0") else ""
+    latency = "latency" if line.is_latency else ""
+    return ", ".join(filter(None, [*columns.words_of(row, names).values(), compiled, latency]))

@@ -1,4 +1,4 @@
-"""Write results/index.html: all results in one file, to choose, sort and filter in a browser without a network.
+"""Write results/index.html: all results in one file, to choose, search and filter in a browser without a network.
 
 Joins page.html, page.css and page.js of this folder with the lines of tables.latest(). The page makes text of every
 cell: the data contain no "<", and page.js creates only text nodes from them.
@@ -8,35 +8,20 @@ import json
 import re
 from pathlib import Path
 
+import pandas as pd
+
 from bench.records import columns, likeness
 from bench.records.columns import FLAGS
 from bench.records.results import replace_file
-from bench.timing import MAX_UNEVEN
 
 HERE = Path(__file__).parent
-# Words for a status that is not ok.
-STATUSES = {
-    "cpu_time": "the source timed the CPU's seconds instead of wall seconds: not a valid timing",
-    "unsynchronised": "the source stopped its clock before the device had finished: not a valid timing",
-}
 # Words for cells, as labels of choices and in a search.
 WORDS = likeness.MODELS | {
-    "device": "the model, on resident batches",
-    "input": "the input pipeline",
-    "end_to_end": "model and input together",
-    "epoch": "whole epochs",
-    "cpu": "CPU",
-    "gpu": "GPU",
-    "image": "image classification",
-    "mlp": "multilayer perceptrons",
-    "transformer": "text classification (BERT)",
-    "llm": "language models",
-    "diffusion": "image generation",
     "training": "training (also fine-tuning)",
     "bfloat16": "bfloat16 (bf16)",
     "float16": "float16 (fp16)",
+    "llm": "language models (llm)",
 }
-VERSIONS = {"python": "Python", "os": "", "driver": "driver", "method_version": "method", "commit": "commit"}
 TEXTS = ["workload", "model", "phase", "scope", "precision", "batch_size", "framework", "kind", "machine", "shown"]
 TEXTS += ["per", "flags", "source", "note", "cpu_name", "throttle_reasons"]
 MEASURES = ["tflops", "bandwidth", "of_peak", "of_bandwidth", "peak_memory_bytes", "power_watts", "joules_per_item"]
@@ -56,47 +41,30 @@ def write_page(lines, path):
 def collect(lines):
     """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
     rows = lines.to_dict("records")
+    names = pd.Series(map(likeness.name_work, rows), lines.index, str)
+    is_same = lines["work"].groupby(names).transform("nunique") == 1  # else other work has the same name
     has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
     kinds = zip(lines["kind"].str.upper().where(has_both, ""), rows, strict=True)
     hows = [(kind, likeness.describe_how(row), row["setup"]) for kind, row in kinds]
     text = lines[TEXTS].assign(
-        work=list(name_works(rows)),
+        work=names.where(is_same, lines["work"]),
         how=[", ".join(filter(None, how)) for how in hows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_setup(row) for row in rows],
-        versions=[say_versions(row) for row in rows],
+        versions=[", ".join(f"{name} {row[name]}" for name in columns.VERSIONS if row[name]) for row in rows],
     )
     # The median hides what the mean shows. The value of an operator has another unit.
     is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
-    mean = lines["items"] / lines["seconds"]
-    lines = lines.assign(mean=mean.where(is_uneven & (mean < (1 - MAX_UNEVEN) * lines["value"])))
+    lines = lines.assign(mean=(lines["items"] / lines["seconds"]).where(is_uneven))
     numbers = lines[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
-    words = {"words": WORDS, "flags": FLAGS | STATUSES}
-    return {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)} | words
-
-
-def name_works(rows):
-    """Name the work of each row in words; only rows of the same work have the same name."""
-    works_by_words = {}
-    for row in rows:
-        words, work = likeness.name_work(row), row["work"]
-        works = works_by_words.setdefault(words, [])
-        if work not in works:
-            works.append(work)
-        yield words if work == works[0] else f"{words} ({works.index(work) + 1})"
+    data = {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)}
+    return data | {"words": WORDS, "flags": FLAGS}
 
 
 def choose_first(cells):
-    """Choose the work that most machines have: of a model before an operator, with an own figure before without one."""
-    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & ~cells["flags"].str.contains("implausible")]
-    works = sound.assign(own=sound["source"] == "", is_model=sound["phase"] != "").groupby("work", sort=False)
-    ranks = works.agg({"own": "any", "is_model": "any", "machine": "nunique"})
-    return max(ranks.index, key=lambda work: tuple(ranks.loc[work]), default="")
-
-
-def say_versions(row):
-    """Describe the versions of a line."""
-    known = [f"{words} {row[name]}".strip() for name, words in VERSIONS.items() if row[name]]
-    return ", ".join([f"{row['framework']} {row['framework_version']}".strip(), *known])
+    """Choose the work that most machines have, of those of models that this program has measured."""
+    own = cells["work"][(cells["source"] == "") & (cells["phase"] != "")]
+    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & cells["work"].isin(own)]
+    return max(own.unique(), key=sound.groupby("work")["machine"].nunique().get, default="")

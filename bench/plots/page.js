@@ -4,12 +4,11 @@
 
 // --- What is shown: functions without a page, which tests/plots/test_html.py runs. ---
 
-const MOST_BARS = 30;
 // In this order: the values of each depend on those before.
 const CHOICES = {shown: "Machine", workload: "Workload", model: "Model", phase: "Phase", scope: "Measured",
   precision: "Precision", batch_size: "Batch size", framework: "Framework", kind: "Device"};
 const NOT_SEARCHED = ["note", "cpu_name", "source"]; // they name other devices
-let data, lines, picture = [];
+let data, lines;
 const say = (text) => Object.hasOwn(data.words, text) ? data.words[text] : text;
 const collator = new Intl.Collator("en", {numeric: true});
 
@@ -57,15 +56,9 @@ function choose(all, address) {
   lines.filter(isSound).forEach((line) => byWork.get(line.work).push(line));
   const works = [...byWork].filter(([work, found]) => found.length > 1 || work === chosen.work);
   works.sort(([a], [b]) => collator.compare(a, b));
-  const ofWork = lines.filter((line) => line.work === chosen.work);
-  return {chosen, options, works, found: lines, lines: chosen.work ? ofWork : lines};
-}
-
-// The lines that are drawn: of one work, own ones and then the fastest ones if there are too many.
-function barsOf({lines, chosen}) {
-  const found = chosen.work ? lines.filter(isSound) : [];
-  found.sort((a, b) => isPublished(a) - isPublished(b) || b.value - a.value);
-  return found.slice(0, MOST_BARS).sort((a, b) => b.value - a.value);
+  const shown = chosen.work ? lines.filter((line) => line.work === chosen.work) : lines;
+  shown.sort((a, b) => collator.compare(a.work, b.work) || b.value - a.value);
+  return {chosen, options, works, found: lines, lines: shown};
 }
 
 const readAddress = (hash) => Object.fromEntries(new URLSearchParams(hash.replace(/^#/, "")));
@@ -85,45 +78,44 @@ const join = (...parts) => parts.filter(Boolean).join(", ");
 const interval = (line) => line.low === null || line.high === null ? "" : `${figure(line.low)} to ${figure(line.high)}`
   + (line.processes === 1 && !isPublished(line) ? " (one process)" : "");
 const result = (line) => line.value > 0 ? `${figure(line.value)} ${line.per}` : "";
-const warnings = (line) => `${line.flags} ${line.status}`.trim();
+const warnings = (line) => `${line.flags} ${line.status}`.split(" ").filter(Boolean);
 
 // --- The page. ---
 
-const SVG = ["svg", "g", "rect", "line", "text", "title"];
-
-// Make an element; attributes beginning with "on" are handlers, strings become text.
+// Make an element; strings become text.
 function element(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(`http://www.w3.org/${SVG.includes(tag) ? "2000/svg" : "1999/xhtml"}`, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null) made.setAttribute(name, value);
-  }
+  const made = document.createElement(tag);
+  Object.entries(attributes).forEach(([name, value]) => made.setAttribute(name, value));
   made.append(...children);
   return made;
 }
 
 const at = (id) => document.getElementById(id);
 
-// Columns of the table: title, text or node of a line, value to sort by, class.
-const COLUMNS = {
-  machine: {title: "Device", value: (line) => line.shown, class: "long",
-    cell: (line) => element("span", {}, line.shown, // with the settings if the page is too narrow for their column
-      element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""),
-      element("div", {class: "narrow"}, line.how))},
-  work: {title: "Work", value: (line) => line.work, class: "long",
-    cell: (line) => element("a", {href: writeAddress({work: line.work})}, line.work)}, // of all machines
-  value: {title: "Result", cell: result, value: (line) => line.value ?? 0, class: "number"},
-  interval: {title: "Interval", cell: interval, value: (line) => (line.high - line.low) / line.value || 0,
-    class: "number wide"},
-  how: {title: "Settings", cell: (line) => line.how, class: "long wide"},
-  peak: {title: "Of peak", cell: (line) => !shareOf(line) ? ""
-    : `${percent(shareOf(line))} %${readsMemory(line) ? " of bandwidth" : ""}`,
-    value: (line) => shareOf(line) ?? 0, class: "number wide"},
-  flags: {title: "Flags", cell: (line) => warnings(line).replaceAll(" ", ", "), class: "long wide"},
-};
+// Columns of the table: title, class, and text or node of a line.
+const COLUMNS = [
+  {title: "Device", class: "long", cell: (line) => element("span", {}, line.shown,
+    element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""),
+    element("div", {class: "narrow"}, line.how))}, // if the page is too narrow for its column
+  {title: "Work", class: "long work",
+    cell: ({work}) => element("a", {href: writeAddress({work})}, work)}, // of all machines
+  {title: "", class: "bar", cell: (line) => line.bar},
+  {title: "Result", class: "number", cell: result},
+  {title: "Interval", class: "number wide", cell: interval},
+  {title: "Settings", class: "long wide", cell: (line) => line.how},
+  {title: "Of peak", class: "number wide", cell: (line) => !shareOf(line) ? ""
+    : `${percent(shareOf(line))} %${readsMemory(line) ? " of bandwidth" : ""}`},
+  {title: "Flags", class: "long wide", cell: (line) => join(...warnings(line))},
+  {title: "More", class: "", cell: (line) => {
+    const button = element("button", {"aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
+    button.onclick = () => { at("facts").replaceChildren(...describe(line)); at("details").showModal(); };
+    return button;
+  }},
+];
 
+// Terms and descriptions of what is known of a line.
 function describe(line) {
-  const flags = warnings(line).split(" ").filter(Boolean).map((flag) =>
+  const flags = warnings(line).map((flag) =>
     element("div", {}, Object.hasOwn(data.flags, flag) ? `${flag}: ${data.flags[flag]}` : flag));
   const measured = (value, unit) => value && `${figure(value)} ${unit}`;
   const share = (part, of) => part && `${percent(part)} % of this machine's measured ${of}`;
@@ -144,104 +136,52 @@ function describe(line) {
     Note: line.note, Source: isLink ? element("a", {href: line.source, rel: "noreferrer"}, line.source) : line.source,
     Flags: flags.length ? element("div", {}, ...flags) : "",
   };
-  const known = Object.entries(facts).filter(([, fact]) => fact);
-  return element("dl", {}, ...known.flatMap(([name, fact]) => [element("dt", {}, name), element("dd", {}, fact)]));
+  return Object.entries(facts).filter(([, fact]) => fact).flatMap(([name, fact]) =>
+    [element("dt", {}, name), element("dd", {}, fact)]);
 }
 
-// Show a table of lines, sorted as the address says; the button of a line shows its details.
-function showTable(found, columns, address) {
-  const [, descends, by] = /^(-?)(.*)$/.exec(address.sort);
-  if (Object.hasOwn(columns, by)) {
-    const value = columns[by].value ?? columns[by].cell;
-    const compare = (a, b) => typeof a === "number" ? a - b : collator.compare(a, b);
-    found = [...found].sort((a, b) => (descends ? -1 : 1) * compare(value(a), value(b)));
-  }
-  const focused = document.activeElement?.dataset?.sort;
-  const head = Object.entries(columns).map(([name, column]) => {
-    const next = by === name ? (descends ? "" : "-") : (column.class.includes("number") ? "-" : "");
-    const sort = () => location.replace(writeAddress({...address, sort: next + name}));
-    return element("th", {scope: "col", class: column.class,
-      "aria-sort": by !== name ? null : descends ? "descending" : "ascending"},
-      element("button", {type: "button", "data-sort": name, onclick: sort}, column.title));
+// Draw a line's bar with its interval; `most` is as long as the column is wide.
+function drawBar(line, most) {
+  const part = (value) => `${100 * value / most}%`;
+  const bar = element("div", {class: isPublished(line) ? "published" : "own", style: `width: ${part(line.value)}`});
+  const ends = `left: ${part(line.low)}; width: ${part(line.high - line.low)}`;
+  return element("div", {}, bar, ...interval(line) ? [element("div", {class: "interval", style: ends})] : []);
+}
+
+// Show a table of lines, with bars if they are of one work.
+function showTable(lines, isOneWork) {
+  const sound = lines.filter(isSound), most = Math.max(...sound.map((line) => Math.max(line.value, line.high)));
+  const columns = COLUMNS.filter((column) => !column.class.includes(isOneWork ? "work" : "bar"));
+  const rows = lines.map((line) => {
+    line.bar = isOneWork && sound.includes(line) ? drawBar(line, most) : "";
+    return element("tr", {}, ...columns.map((column) => element("td", {class: column.class}, column.cell(line))));
   });
-  const body = element("tbody", {}, ...found.flatMap((line) => {
-    const details = element("td", {colspan: head.length + 1}), below = element("tr", {}, details);
-    const show = (isOpen) => {
-      line.isOpen = isOpen; // also after sorting and filtering
-      button.setAttribute("aria-expanded", String(isOpen));
-      details.replaceChildren(...isOpen ? [describe(line)] : []);
-      below.hidden = !isOpen;
-    };
-    const button = element("button", {type: "button", onclick: () => show(!line.isOpen),
-      "aria-label": `Details of ${line.shown}, ${line.work}`}, "Details");
-    show(Boolean(line.isOpen));
-    return [element("tr", {}, ...Object.values(columns).map((column) =>
-      element("td", {class: column.class}, column.cell(line))), element("td", {}, button)), below];
-  }));
-  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head, element("th", {}, "More"))), body);
-  at("table").querySelector(`[data-sort="${CSS.escape(focused ?? "")}"]`)?.focus();
-}
-
-// Draw a bar for each line, with the settings that not all have.
-function drawBars(bars) {
-  const width = Math.max(at("bars").clientWidth, 300), isNarrow = width < 640;
-  const left = isNarrow ? 4 : 320, right = width - 70, row = isNarrow ? 52 : 36;
-  const most = Math.max(...bars.map((line) => line.high ?? line.value));
-  const x = (value) => left + (right - left) * value / most;
-  const room = isNarrow ? width : left - 10;
-  const cut = (text, size) => text.length * size > room ? text.slice(0, room / size - 1) + "\u2026" : text;
-  const settings = bars.map((line) => line.how.split(", "));
-  const common = settings[0].filter((word) => settings.every((words) => words.includes(word)));
-  const drawn = bars.map((line, i) => {
-    const top = i * row, y = top + (isNarrow ? 40 : row / 2), mark = isPublished(line) ? "published" : "own";
-    const note = join(...settings[i].filter((word) => !common.includes(word)));
-    return element("g", {}, element("title", {}, join(line.shown, note, result(line), interval(line))),
-      element("text", {x: 0, y: top + 9}, cut(line.shown, 7.2)),
-      element("text", {class: "note", x: 0, y: top + 25}, cut(note, 6.8)),
-      element("rect", {class: mark, x: left, y: y - 7, width: x(line.value) - left, height: 14}),
-      ...interval(line) ? [element("line", {class: "interval", x1: x(line.low), x2: x(line.high), y1: y, y2: y})] : [],
-      element("text", {x: right + 10, y}, figure(line.value)));
-  });
-  const words = join(bars[0].per, ...common);
-  at("caption").textContent = words;
-  return element("svg", {width, height: bars.length * row, role: "img", "aria-label": words}, ...drawn);
-}
-
-function drawPicture() {
-  at("picture").hidden = !picture.length;
-  at("bars").replaceChildren(...picture.length ? [drawBars(picture)] : []);
-}
-
-// A labelled choice that changes the address; a select keeps its element, and so the focus.
-function showSelect(place, name, label, options, value, change) {
-  const id = `choice-${name}`;
-  if (!at(id)) at(place).append(element("label", {}, label, element("select", {id})));
-  at(id).replaceChildren(...options);
-  at(id).value = value;
-  at(id).onchange = () => { location.hash = writeAddress(change(at(id).value)); };
-  at(id).parentNode.hidden = at(id).length < 2;
+  const head = columns.map((column) => element("th", {scope: "col", class: column.class}, column.title));
+  at("table").replaceChildren(element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...rows));
 }
 
 const option = (value, text) => element("option", {value}, text);
 
+// Show the values of a choice; its element stays, and so the focus. One value is no choice.
+function showSelect(name, options, value) {
+  const select = at("form").elements[name];
+  select.replaceChildren(...options);
+  select.value = value;
+  select.parentNode.hidden = options.length < 2;
+}
+
 function render() {
-  const address = readAddress(location.hash), q = address.q ?? "", view = choose(lines, address), {chosen} = view;
+  const address = readAddress(location.hash), view = choose(lines, address), {chosen} = view, q = address.q ?? "";
   const works = view.works.map(([work, found]) => option(work, `${work} (${unique(found, "shown").length})`));
   if (view.found.length < lines.length) works.unshift(option("", "all that are found"));
-  showSelect("choices", "work", "Work (number of machines)", works, chosen.work, (work) => ({...address, work}));
-  for (const [name, label] of Object.entries(CHOICES)) {
-    const place = name === "shown" ? "choices" : "settings";
+  showSelect("work", works, chosen.work);
+  for (const name of Object.keys(CHOICES)) {
     const values = view.options[name].map((value) => option(value, say(value)));
-    showSelect(place, name, label, values.length > 1 ? [option("", "any"), ...values] : [], chosen[name],
-      (value) => ({...address, work: "", [name]: value}));
+    showSelect(name, values.length > 1 ? [option("", "any"), ...values] : [], chosen[name]);
   }
-  if (document.activeElement !== at("filter")) at("filter").value = q;
-  picture = barsOf(view);
-  drawPicture();
-  const {work, ...others} = COLUMNS, listed = [...view.lines].sort((a, b) => b.value - a.value);
-  showTable(listed, chosen.work ? others : COLUMNS, {sort: chosen.work ? "-value" : "work", ...address});
-  at("count").textContent = `${listed.length} of ${lines.length} lines.` +
-    (picture.length === MOST_BARS ? ` The chart has at most ${MOST_BARS}.` : "");
+  if (document.activeElement !== at("form").q) at("form").q.value = q;
+  showTable(view.lines, Boolean(chosen.work));
+  at("count").textContent = `${view.lines.length} of ${lines.length} lines.`;
   at("none").hidden = view.found.length;
   at("heading").textContent = chosen.work
     || join(q && `\u201c${q}\u201d`, ...Object.keys(CHOICES).map((name) => say(chosen[name])));
@@ -251,11 +191,17 @@ function render() {
 function start() {
   data = JSON.parse(at("data").textContent);
   lines = readLines(data);
-  at("filter").oninput = () => location.replace(
-    writeAddress({...readAddress(location.hash), q: at("filter").value}));
+  for (const [name, label] of Object.entries({work: "Work (number of machines)", ...CHOICES})) {
+    const place = name === "work" || name === "shown" ? "choices" : "settings";
+    at(place).append(element("label", {}, label, element("select", {name})));
+  }
+  at("form").oninput = ({target}) => {
+    const address = Object.fromEntries(new FormData(at("form")));
+    if (target.name !== "work") address.work = ""; // it need not be among what is found then
+    location[target.name === "q" ? "replace" : "assign"](writeAddress(address)); // "back" skips what was typed
+  };
   window.addEventListener("hashchange", render);
   render();
-  new ResizeObserver(drawPicture).observe(at("bars")); // only the picture depends on the width
 }
 
 if (typeof document !== "undefined") start();

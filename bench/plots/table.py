@@ -14,7 +14,7 @@ from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
 LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
 NO_LIMIT = 10**6  # in a file there is one table
-PEAKS = (*(("matmul-peak", name) for name in ("float32", *SIXTEEN)), ("copy", "float32"))  # and their precisions
+PEAKS = ["float32", *SIXTEEN]  # precisions of the best matmul
 
 
 def describe_set(folder, warn, side=None):
@@ -28,22 +28,24 @@ def describe_set(folder, warn, side=None):
         side: the cells of the only SIDE; None: all that have results.
     """
     lines = frames.select_valid(tables.read(folder, warn))
-    lines = lines.loc[~lines["published"]]
+    lines = lines[~lines["published"]]
     if side:
-        lines = lines.loc[(lines[SIDE] == side).all(axis=1)]
+        lines = lines[(lines[SIDE] == side).all(axis=1)]
+    kinds = {}  # {kind: {side: {work: row}}}
+    for work, row in list_works(lines):
+        kinds.setdefault(row["kind"], {}).setdefault(tuple(map(row.get, SIDE)), {})[work] = row
     drawn = []
     units = {}
-    for _, of_kind in lines.groupby("kind"):
-        sides = [(names, rows) for names, mine in of_kind.groupby(SIDE) if (rows := find_works(mine))]
-        sides.sort(key=lambda each: -len(each[1]))
-        works = sorted(set().union(*(rows for _, rows in sides)))
+    for kind in sorted(kinds):
+        sides = sorted(kinds[kind].items(), key=lambda each: (-len(each[1]), each[0]))
+        works = sorted(set().union(*kinds[kind].values()))
         columns = [["", "", *(name for *_, name in works)]]
         for (machine, *how), rows in sides:
             base = {} if rows is sides[0][1] else sides[0][1]
             cells = [describe_cell(rows.get(work), base.get(work)) for work in works]
             columns.append([machine, ", ".join(how), *cells])
             units |= {row["workload"]: row["per"] for row in rows.values()}
-        drawn += draw_tables(columns) if sides else []
+        drawn += draw_tables(columns)
     if not drawn:
         return ""
     ratio = "" if side else "ratio to the first column, "
@@ -52,22 +54,21 @@ def describe_set(folder, warn, side=None):
     return "\n\n".join([*drawn, report.wrap(legend)])
 
 
-def find_works(rows):
-    """Return {(place in the table, whether it is in 16 bits, name): row} of the rows of a side."""
-    rows = rows[rows["scope"] == "device"].to_dict("records")
-    # Peaks of several sizes are several results: the best one that nothing disturbed counts.
-    by_rate = sorted(rows, key=lambda row: (not row["disturbed"], row["value"]))
-    peaks = {(row["model"], row["precision"]): row for row in by_rate}
-    works = {}
-    for place, (model, precision) in enumerate(PEAKS):
-        if row := peaks.get((model, precision)):
-            works[place, False, f"{MODELS.get(model, model)}, {precision}"] = row
-    for place, line in enumerate(STANDARD_SET, len(PEAKS)):
-        title = f"{line.title}, latency" if line.is_latency else line.title
-        for name, row in frames.of_line(rows, line).items():
-            is_short = name != "float32"
-            works[place, is_short, f"{title}, {frames.describe_settings(line, row)}, {name}"] = row
-    return works
+def list_works(lines):
+    """Yield ((three numbers for its place in the table, name), row) of peaks and of lines of the set.
+
+    Of peaks, which have several sizes, the last one is the best one that nothing disturbed.
+    """
+    peaks = lines[lines["model"].isin(["matmul-peak", "copy"]) & lines["precision"].isin(PEAKS)]
+    peaks = peaks.sort_values("value").sort_values("disturbed", ascending=False, kind="stable")
+    for row in peaks.to_dict("records"):
+        name = f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
+        yield (0, row["model"] == "copy", PEAKS.index(row["precision"]), name), row
+    for row in frames.select_set(lines):
+        if row["scope"] == "device":
+            line = row["line"]
+            name = f"{line.title}, {frames.describe_settings(row)}, {row['class']}"
+            yield (1, STANDARD_SET.index(line), row["class"] != "float32", name), row
 
 
 def describe_cell(row, base):

@@ -128,5 +128,6 @@ def test_only_changed_programs_make_the_commit_dirty(monkeypatch, tmp_path):
     (tmp_path / "unpacked").mkdir()
     monkeypatch.setattr(environment, "ROOT", tmp_path / "unpacked")  # a ZIP file inside another repository
     assert environment.find_commit() is None
+    monkeypatch.setattr(submit_results, "ROOT", tmp_path / "unpacked")
     with pytest.raises(SettingError, match="git clone"):
-        submit_results.Repository(tmp_path / "unpacked")
+        submit_results.find_base()

@@ -1,7 +1,6 @@
-"""A folder of results for each test, and the end of its figures."""
+"""A folder of results for each test."""
 
 import pytest
-from matplotlib import pyplot as plt
 
 from bench.plots import frames
 from bench.records import results, tables
@@ -11,8 +10,7 @@ from bench.records import results, tables
 def folder(tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     monkeypatch.setattr(results, "PUBLISHED", tmp_path)
-    yield tmp_path / "results"
-    plt.close("all")
+    return tmp_path / "results"
 
 
 @pytest.fixture

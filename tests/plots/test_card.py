@@ -16,43 +16,32 @@ def make(folder, framework="torch"):
     return card.make_card(frames.select_valid(tables.read(folder, pytest.fail)), "a", framework)
 
 
+def bars(folder):
+    return [row for block in make(folder).blocks for row in block]
+
+
 def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     write(folder, standard_set())
     bad = {"compile": "1", "precision": "mixed_float16", "scope": "end_to_end", "image_size": "320", "phase": "forward"}
     bad |= {"status": "unsynchronised", "model": "vgg16"}
     rows = [OTHERS | rate(900) | {name: text, "device_name": f"another {name}"} for name, text in bad.items()]
     write(folder, [*rows, OTHERS | rate(900) | {"device_name": "good"}], "published")
-    lines = [line["device_name"] for bars in make(folder).blocks.values() for line in bars]
-    assert lines[1] == "good"
-    assert lines.count("Example CPU") == len(lines) - 1
+    names = [row["device_name"] for row in bars(folder)]
+    assert names[1] == "good"
+    assert names.count("Example CPU") == len(names) - 1
     for name, places in {"gpu 4": [4], "gpu 5": [5], "both": [0, 2], "gpu 6": [6]}.items():
         for line in (OF_THE_CPU[i] for i in places):
             about = {"device_name": name, "workload": line.workload, "model": line.model, "phase": line.phase}
             about |= {"batch_size": line.batch_size, "image_size": None}
             write(folder, [OTHERS | about], "published")
-    shown = {line["device_name"] for bars in make(folder).blocks.values() for line in bars if line["published"]}
+    shown = {row["device_name"] for row in bars(folder) if row["published"]}
     assert "both" in shown
     assert len(shown) == card.MOST_PUBLISHED
 
 
 def test_one_row_of_a_gpu_does_not_hide_the_card_of_the_cpu(folder):
     write(folder, [*standard_set(), GPU | rate(900) | {"machine": "a", "batch_size": 64}])
-    assert {bar["kind"] for bars in make(folder).blocks.values() for bar in bars if not bar["published"]} == {"cpu"}
-
-
-def test_work_without_a_result_is_named(folder):
-    _, *others = standard_set()
-    write(folder, others)
-    (doubt,) = make(folder).doubts
-    assert "ResNet-50 inference, batch 16" in doubt
-
-
-def test_work_that_a_framework_does_not_have_is_not_missing(folder):
-    *others, _ = standard_set(framework="mlx", **GPU | {"machine": "a"})
-    write(folder, others)
-    (doubt,) = (words for words in make(folder, "mlx").doubts if "Not measured" in words)
-    assert "SDXL" not in doubt
-    assert "batch 256" not in doubt
+    assert {row["kind"] for row in bars(folder)} == {"cpu"}
 
 
 @pytest.mark.parametrize(("share", "words"), [(0.38, "38"), (0.0151, "2"), (0.0149, "1"), (0.0042, "0.4")])
@@ -69,10 +58,10 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_mach
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
     made = make(folder)
-    shown = [(line["precision"], line["value"], line["processes"]) for line in next(iter(made.blocks.values()))]
+    shown = [(row["precision"], row["value"], row["processes"]) for row in made.blocks[0]]
     assert shown == [("float32", 100, 3), ("bfloat16", 150, 3)]
     assert [rate for rate, *_ in made.tiles] == ["0.2 TFLOP/s"]
-    assert {line["of_peak"] for bars in made.blocks.values() for line in bars if line["of_peak"] > 0} == {0.5}
+    assert {row["of_peak"] for row in bars(folder) if row["of_peak"] > 0} == {0.5}
     assert make(folder, framework="tensorflow") is None
 
 

@@ -9,32 +9,23 @@ from pathlib import Path
 import pytest
 
 from bench.plots import html
-from bench.records import likeness, tables
+from bench.records import tables
 from tests.rows import GPU, LLM, MATMUL, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt;"
 
-# Opens addresses of the page, and tells of it after each.
+# Opens addresses of the page, and tells of it after each; then of a line's details.
 TRIAL = """<script>
-async function trial() {
-  const loading = document.createElement("iframe"), told = [];
-  document.body.append(loading);
-  loading.contentDocument.open(); // the browser waits until it is closed
-  await new Promise((done) => new ResizeObserver(done).observe(at("bars"))); // the first picture
-  for (const hash of ["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"]) {
-    const drawn = new Promise((done) => ["bars", "table"].forEach((id) =>
-      new MutationObserver(done).observe(at(id), {childList: true})));
-    location.replace(hash);
-    render(); // again when the browser tells of the new address
-    await drawn;
-    told.push([at("none").hidden, document.querySelectorAll("rect").length, at("heading").innerText,
-      at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
-  }
-  document.body.dataset.told = told.join("; ");
-  loading.contentDocument.close();
+const told = [];
+for (const hash of ["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"]) {
+  location.replace(hash);
+  render(); // again when the browser tells of the new address
+  told.push([at("none").hidden, document.querySelectorAll(".own").length, at("heading").innerText,
+    at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
 }
-trial();
+document.querySelector("table button").click();
+document.body.dataset.told = [...told, at("facts").innerText.replaceAll("\\n", " ")].join("; ");
 </script></body>"""
 
 
@@ -55,21 +46,16 @@ def test_the_committed_page_has_the_script_of_now():
 def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     setup = {"num_threads": "2", "flags": "drift", "timestamp": "2026-11-20T10:00:00+00:00"}
     quantised = {"workload": "llm", "precision": "4-bit", "prompt_tokens": "512", "image_size": ""}
+    alike = MATMUL | {"precision": "int8", "source": "https://x.org/b"}
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"processes": 3}])
+    write(folder, [alike, alike | {"model": "matmul-8bit"}])
     lines = collect(folder)
-    assert len({line["work"] for line in lines}) == 4
+    assert len({line["work"] for line in lines}) == 6
     (own,) = [line for line in lines if line["value"] == 11]
     assert own["work"] in [line["work"] for line in lines if line["source"] == "https://x.org/a"]
     assert (own["processes"], own["date"], own["flags"], own["all_setup"]) == (3, "2026-11-20", "drift", "2 threads")
     assert own["how"] == "torch"
-
-
-def test_works_that_are_described_alike_keep_different_names(folder):
-    alike = MATMUL | {"precision": "int8"}
-    write(folder, [alike | {"source": "https://x"}, alike | {"source": "https://x", "model": "matmul-8bit"}])
-    first, second = collect(folder)
-    assert first["work"] != second["work"]
 
 
 def test_cells_cannot_become_markup(folder):
@@ -95,42 +81,19 @@ def run_script(lines, expression, before=""):
 
 def test_the_page_opens_on_the_work_of_most_machines_and_the_address_chooses_another(folder):
     write(folder, [rate(10), rate(30) | {"memory_format": "channels_last"}, rate(40) | {"phase": "inference"}])
-    write(
-        folder, [rate(99) | {"flags": "implausible", "seed": 1, "optimizer": "adam"}, rate(500) | {"image_size": "32"}]
-    )
+    write(folder, [rate(500) | {"image_size": "32"}])
     write(folder, [rate(20) | {"source": "https://x"}, rate(90) | {"source": "https://x", "status": "cpu_time"}], "b")
     write(folder, [PEAK | {"machine": machine, "tflops": 4.0} for machine in "abcd"], "c")
     lines = read(folder)
 
-    def drawn(address):
-        bars = run_script(lines, f"barsOf(choose(readLines(data), readAddress({json.dumps(address)})))")
-        return [(line["machine"], line["value"]) for line in bars]
+    def shown(address):
+        found = run_script(lines, f"choose(readLines(data), readAddress({json.dumps(address)})).lines")
+        return [(line["machine"], line["value"]) for line in found]
 
-    assert drawn("") == drawn("#work=unknown") == [("a", 30), ("b", 20), ("a", 10)]
-    assert drawn("#work=ResNet-50, inference, batch 16, float32") == [("a", 40)]
-    assert drawn("#phase=inference&model=unknown") == [("a", 40)]
-    assert drawn("#phase=training") == []  # several works: only the table shows them
-    assert len(run_script(lines, "choose(readLines(data), {phase: 'training'}).lines")) == 6
-
-
-def test_each_chart_has_one_work(folder):
-    for path in Path("results").glob("*.csv"):
-        shutil.copy(path, folder)
-    lines = read(folder)
-    lines = lines.assign(note=lines.index.astype(str))  # the note tells which row a bar is of
-    addresses = "[{}, {q: 'rtx 3090'}, {workload: 'llm'}, {framework: 'torch', phase: 'training'}, ...works]"
-    works = "const all = readLines(data), works = unique(all, 'work').map((work) => ({work}));"
-    notes = "barsOf(choose(all, address)).map((bar) => bar.note)"
-    charts = run_script(lines, f"{addresses}.map((address) => {notes})", works)
-    rows = lines.to_dict("records")
-    drawn = [[rows[int(note)] for note in chart] for chart in charts]
-    assert all(len({likeness.work_of(row) for row in chart}) <= 1 for chart in drawn)
-    assert max(map(len, drawn)) > 20
-    assert len(drawn[0]) > 1
-    assert not any("implausible" in row["flags"] or row["status"] != "ok" for chart in drawn for row in chart)
-    ancestor = ("nvidia-rtx-3090", 957)
-    (batch_64,) = [chart for chart in drawn if ancestor in [(row["machine"], row["value"]) for row in chart]]
-    assert {(row["batch_size"], row["compile"]) for row in batch_64} == {("64", "1")}
+    assert shown("") == shown("#work=unknown") == [("b", 90), ("a", 30), ("b", 20), ("a", 10)]
+    assert shown("#work=ResNet-50, inference, batch 16, float32") == [("a", 40)]
+    assert shown("#phase=inference&model=unknown") == [("a", 40)]
+    assert len(shown("#phase=training")) == 5  # several works
 
 
 def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
@@ -168,11 +131,12 @@ def show(page):
 
 def test_a_search_and_a_machine_list_every_work(folder):
     decode = LLM | {"phase": "decode", "depth": "0", "new_tokens": "9"}
-    write(folder, [rate(10), rate(5) | decode, rate(3) | LLM])
+    write(folder, [rate(10), rate(5) | decode, rate(99) | decode | {"flags": "implausible", "seed": 1, "data": "x"}])
     write(folder, [rate(25), rate(8) | decode, rate(6) | LLM | {"lora_rank": "8"}], "b")
     write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
-    nothing, gpu, llm, machine = show(html.write_page(read(folder), folder / "index.html"))
+    nothing, gpu, llm, machine, details = show(html.write_page(read(folder), folder / "index.html"))
     assert nothing.startswith("false | 0 | ")
     assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
-    assert "| 2 | SmolLM2 135M, decode" in llm
+    assert "| 2 | SmolLM2 135M, decode" in llm  # what is implausible has no bar
     assert all(words in machine for words in ("| 0 | b |", "3 of 8 lines", "ResNet-50", "LoRA of rank 8"))
+    assert "Machine b, cpu" in details
