@@ -21,6 +21,11 @@ $(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; set
 # bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
 FRAMEWORK_NAMES := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr 'A-Z,' 'a-z\n' | \
     tr -cd 'a-z\n' | sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
+# What a command that only reads results would ignore, if it is alone: `make all plot MACHINE=x` uses it.
+READER := $(if $(word 2,$(MAKECMDGOALS)),,$(filter plot compare submit,$(MAKECMDGOALS)))
+IGNORED := $(if $(READER),MODEL $(if $(filter compare,$(READER)),,A B) $(if $(filter submit,$(READER)),,MACHINE))
+$(foreach name,$(IGNORED),$(if $(filter command,$(firstword $(origin $(name)))),\
+    $(error $(name)='$(value $(name))' is not used in `make $(READER)`: leave it out)))
 OTHER_FRAMEWORKS := tensorflow jax mlx
 ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAMES)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAMES))
 IS_MAC := $(filter Darwin,$(shell uname -s))

@@ -159,7 +159,9 @@ def main(environ=os.environ):
     if lines:
         print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
     else:
-        print("\nA and B have no work in common: nothing can be compared")
+        has_jax = "jax" in {*a["framework"], *b["framework"]}
+        fix = ": JAX is always compiled, so measure PyTorch with COMPILE=1" if has_jax else ""
+        print(f"\nA and B have no work in common{fix}")
     remarks = list_remarks(a, b, lines)
     slower = [line["pair"] for line in lines if is_slower(line)]
     if slower:

@@ -1,6 +1,7 @@
 """Code that all benchmark scripts share."""
 
 import os
+import resource
 import sys
 
 if sys.version_info < (3, 11):
@@ -16,9 +17,12 @@ def explain_import(error):
         fix = f"`make image` installs it, or there `pip install -r requirements/common.txt {name}`"
         return f"the package {name} is missing in {sys.executable}: {fix}"
     given = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
-    fix = ", or ".join(f"unset {name}={os.environ[name]!r}" for name in given)
+    fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY:
+        fixes.append(f"raise `ulimit -v`, by which this process may use {limit / 2**30:.1f} GB of address space")
     reason = " ".join(str(error).split()).rpartition("Original error was: ")[2]  # NumPy's has 20 lines before it
-    return ": ".join(filter(None, [type(error).__name__, reason, fix]))
+    return ": ".join(filter(None, [type(error).__name__, reason, ", or ".join(fixes)]))
 
 
 def print_failed_import(kind, error, trace):

@@ -33,7 +33,10 @@ def examine(frameworks=tuple(FRAMEWORKS)):
 
 def show(subject, state, words):
     """Print a line; its state is "ok", "no" (something cannot run or be trusted) or "--" (something is missing)."""
-    print(f"{subject:<12} {state:<3} {words}", flush=True)
+    try:
+        print(f"{subject:<12} {state:<3} {words}", flush=True)
+    except BrokenPipeError:  # a reader such as `head` has read enough
+        os._exit(0)
 
 
 def try_framework(name):

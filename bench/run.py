@@ -202,9 +202,14 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
 
 
 def store(folder, rows):
-    """Append rows to the files of their machines."""
+    """Append rows to the files of their machines; if that fails, print them as CSV and raise ResultsError."""
     for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
-        results.append(path, *[row for row in rows if results.path_of(folder, row) == path])
+        some = [row for row in rows if results.path_of(folder, row) == path]
+        try:
+            results.append(path, *some)
+        except results.ResultsError as error:
+            print(results.HEADER + results.to_text(some), end="", flush=True)
+            raise results.ResultsError(f"{error}; the rows are in the lines above: save them as a CSV file") from None
 
 
 def work(children, is_together, seconds):

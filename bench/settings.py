@@ -113,8 +113,8 @@ def device_count(text):
 
 
 def positive_time(text):
-    if not re.fullmatch("(?=.*[1-9])[0-9]{0,9}[.]?[0-9]{1,9}", text):
-        raise ValueError("a number above 0, whose decimals follow a point")
+    if not re.fullmatch("[0-9]{0,9}[.]?[0-9]{1,9}", text) or float(text) < 0.001:
+        raise ValueError("a number from 0.001 on, whose decimals follow a point")
     return float(text)
 
 

@@ -162,6 +162,7 @@ def fresh_make(tmp_path):
         (["all"], {"MODEL": "vgg11"}, "MODEL='vgg11'"),
         (["install"], {"FRAMEWORK": "pytroch"}, "FRAMEWORK='pytroch'"),
         (["plot"], {"FRAMEWORK": "torch,jax"}, "FRAMEWORK='torch,jax'"),
+        (["plot", "A=x"], {}, "A='x'"),
     ],
 )
 def test_a_wrong_setting_is_told_before_anything_is_installed(fresh_make, goals, environ, name):

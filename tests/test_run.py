@@ -1,8 +1,10 @@
 """The parent process: plans, starts children, combines and stores what they measured, and tells how a child died."""
 
+import errno
 import io
 import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,7 +12,7 @@ from bench import process, run
 from bench.child import COMPARING
 from bench.host import environment
 from bench.host.environment import Card, read_host
-from bench.records import report, tables
+from bench.records import report, results, tables
 from bench.records.rows import complete_row, make_rows
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
@@ -102,6 +104,16 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         return status, capfd.readouterr().out, asked, rows
 
     return call
+
+
+def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, capfd, monkeypatch):
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(results, "add_bytes", lambda path, content: full() if content else None)
+    with pytest.raises(results.ResultsError):
+        run_all("ok", "fails", RUNS="2")
+    out = capfd.readouterr().out
+    (row,) = tables.parse(out[out.index("schema,") :], "the terminal")[0].to_dict("records")
+    assert (row["model"], row["process"], row["throughput"]) == ("ok", "1", "5")
 
 
 def test_three_processes_give_one_result(run_all, tmp_path):

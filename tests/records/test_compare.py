@@ -107,6 +107,12 @@ def test_another_framework_is_compared_only_if_there_is_none_of_the_same(tmp_pat
     assert (title in out, out.count(" images/s")) == (True, 1)
 
 
+def test_jax_and_an_uncompiled_pytorch_have_no_work_in_common_and_the_fix_is_named(tmp_path, capsys):
+    write(tmp_path, [FIVE], "a")
+    write(tmp_path, [FIVE | {"framework": "jax", "compile": "1"}], "b")
+    assert "COMPILE=1" in compare(tmp_path, capsys)
+
+
 @pytest.mark.parametrize("changes", [{"processes": 2}, {"flags": "contended"}, {"flags": "swapping drift"}])
 def test_too_few_or_disturbed_processes_have_neither_interval_nor_verdict(tmp_path, capsys, changes):
     write(tmp_path, [FIVE | rate(100)], "a")

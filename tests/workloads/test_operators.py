@@ -1,16 +1,13 @@
 """Operators: what they count, their operands, and that a wrong result is refused."""
 
 import functools
-from contextlib import nullcontext
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from bench.frameworks.pytorch import on_torch
-from bench.frameworks.session import Session
 from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data, operators
@@ -84,29 +81,6 @@ def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch,
     monkeypatch.setitem(on_torch.OPERATORS, "matmul", wrong)
     with pytest.raises(MeasurementError, match="the output differs"):
         measure_and_check(open_session(operators.matmul((32, 48, 64))))
-
-
-@pytest.mark.parametrize(
-    ("device", "error", "accepts"), [("mps", 0.06, True), ("cuda", 0.06, False), ("mps", 1, False)]
-)
-def test_a_3x3_convolution_of_16_bits_may_have_winograds_error_on_a_mac(monkeypatch, device, error, accepts):
-    monkeypatch.setattr(operators, "CACHE_BYTES", 1)
-    workload = SMALL_CONVOLUTION()
-
-    def convolve(*operands):
-        indices, expected = operators.sample_convolution(operands)
-        output = np.zeros([max(places) + 1 for places in indices])
-        output[indices] = (1 + error) * expected
-        return output
-
-    fakes = {"put": lambda *arrays: arrays, "operators": {"conv3x3": convolve}, "to_numpy": np.asarray}
-    fakes |= {"synchronize": None, "trace_count": None}
-    context = SimpleNamespace(device=device, precision="float16", seed=0, **fakes)
-    session = Session(lambda settings: context, workload, SimpleNamespace(batch_size=4, phase=None), "device")
-    session.precisions = {"matmul": "float16", "convolution": "float16"}
-    session.step()
-    with nullcontext() if accepts else pytest.raises(MeasurementError, match="the output differs"):
-        session.copy_items()
 
 
 def test_the_values_of_8_bits_need_no_rounding():
