@@ -5,12 +5,13 @@ import math
 import os
 import subprocess
 import sys
+from queue import SimpleQueue
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from bench import child
+from bench import child, process
 from bench.frameworks import FOLDERS
 from bench.host import meters
 from bench.settings import USED_WITH, read_runs
@@ -57,12 +58,15 @@ def run_in_process(monkeypatch):
         phases = {*settings.setdefault("PHASE", "inference").split(",")}
         uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
         small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
-        lines = {}
+        lines, requests = {}, SimpleQueue()
+        write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
+        monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
         for run in read_runs(name, os.environ | {"MAX_SECONDS": "1"} | small | settings):
-            make_workload = functools.partial(workload_of_command, name)
+            requests.put({"seconds": 1})
+            requests.put({"check": True})
             with patch.dict(os.environ, run.environ):
-                write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
-                assert child.main(name, make_workload, child.measure_workload, write) == 0
+                make_workload = functools.partial(workload_of_command, name)
+                assert child.main(name, make_workload, child.measure_workload) == 0
         return list(lines.values())
 
     return call
