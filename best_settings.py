@@ -163,7 +163,7 @@ class Search:
             gain = describe_gain(self.final, "the default") if self.final else "not yet compared with the default"
             lines.append(f"{describe(self.fastest)}: {gain}")
         for (before, _), (each, step) in itertools.pairwise(self.path.items()):
-            lines.append(f"  + {describe(each - before)}: {describe_gain(step, 'before')}")
+            lines.append(f"  + {describe(each - before)}: {describe_gain(step, 'the step before')}")
         for each, failed in self.failures().items():
             lines.append(f"failed: {describe(each)}: {failed['status']}: {failed['note']}")
         if self.untried:
@@ -182,7 +182,7 @@ def describe(changes):
 def describe_gain(comparison, base):
     """Describe how much faster a candidate is than another one."""
     ratio, low, high = comparison.ratio
-    return f"{ratio:.2f} times as fast as {base} ({low:.2f} to {high:.2f}, {report.describe_pairs(comparison)})"
+    return f"{ratio:.2f}x {base} ({low:.2f} to {high:.2f}, {report.describe_pairs(comparison)})"
 
 
 def main():

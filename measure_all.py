@@ -147,7 +147,7 @@ def main():
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
     measured += measure_benchmarks(benchmarks, blank, host, settings.results_dir)
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
-    print("\nall results of this machine: earlier ones count where new ones were disturbed, or are of one process")
+    print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
     print_paths(settings.results_dir, [blank])
     print("`make submit` checks the rows and prints how to send them")

@@ -98,7 +98,7 @@ def search(monkeypatch, tmp_path, capsys):
 def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     status, out, rows, asked = search()
     assert (status, len(rows)) == (0, len(asked))
-    assert re.search(rf"{FASTEST}: 5\.40 times .* \(5\.40 to 5\.40, 5 pairs\)\n", out)
+    assert re.search(rf"{FASTEST}: 5\.40x .* \(5\.40 to 5\.40, 5 pairs\)\n", out)
     counts = Counter()
     for row in combine(rows):
         counts[row["throughput"]] += len(row["process_rates"].split())

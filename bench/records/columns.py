@@ -130,7 +130,7 @@ COLUMNS = {
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
     "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
-    "uneven": "the mean rate is over 5 % below the median window's, as by other programs or a slow host: use the mean",
+    "uneven": "some windows stalled, so the mean is over 5 % below the median: quote the mean",
     "page_faults": "over 5 % of the time goes to memory that is allocated again in each step: unset LD_PRELOAD and the "
     "variables MALLOC_...",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
