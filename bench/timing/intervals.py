@@ -9,22 +9,18 @@ MAX_DRIFT = 0.1  # between the first and the last windows
 LEAST_DRIFT = 5  # windows at each end: two ranges of five do not overlap in 0.8 % of all cases
 
 
-def median_interval(samples, rho=None):
-    """Return the 95 % confidence interval of the median as (low, high), from the order statistics.
+def median_interval(samples):
+    """Return the 95 % confidence interval of the median of successive samples as (low, high), from their order.
 
     For independent samples it is exact for every distribution: the number of samples below the median is
     Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Successive windows are correlated, so the
     ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of a mean's standard error in a first-order
-    autoregression.
-
-    Args:
-        samples: in the order in which they were measured. The interval of fewer than 9 is their range, which covers
-            the median with a probability of 1 - 2 / 2**n: 0.94 for 5, 0.97 for 6.
-        rho: their autocorrelation, if it is known; 0 for processes, and for pairs of processes.
+    autoregression. The interval of fewer than 9 is their range, which covers the median with a probability of
+    1 - 2 / 2**n: 0.94 for 5, 0.97 for 6.
     """
     n = len(samples)
     ordered = sorted(samples)
-    rho = sign_autocorrelation(samples) if rho is None else rho
+    rho = sign_autocorrelation(samples)
     reach = (n / 2 - (_exact_rank(n) - 1)) * math.sqrt((1 + rho) / (1 - rho))
     low = max(0, math.floor(n / 2 - reach))
     return ordered[low], ordered[n - 1 - low]
