@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import itertools
 import math
 import shutil
 import tempfile
@@ -33,18 +34,18 @@ def draw_pool(precision, seed):
 
 
 def operand_sets(shapes, sets, precision, seed):
-    """Yield the operands of an operator: `sets` tuples of arrays with these shapes, from draw_pool().
+    """Generate the operands of an operator: `sets` tuples of arrays with these shapes, from draw_pool().
 
     Each array is cut from its own offset in the pool, because generating billions of values would take minutes.
     """
-    start = 0
-    for _ in range(sets):
-        operands = []
-        for shape in shapes:
-            # Slice first: the result of resize() keeps a reference to its whole argument.
-            operands.append(np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape))
-            start = (start + POOL_STRIDE) % (POOL_NUMBERS // 2)
-        yield tuple(operands)
+    starts = itertools.count(0, POOL_STRIDE)
+
+    def cut(shape):
+        start = next(starts) % (POOL_NUMBERS // 2)
+        # Slice first: the result of resize() keeps a reference to its whole argument.
+        return np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape)
+
+    return (tuple(map(cut, shapes)) for _ in range(sets))
 
 
 def image_batches(sizes, batch_size, seed):
