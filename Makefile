@@ -10,12 +10,9 @@ COMMANDS := help settings doctor install all image mlp transformer llm diffusion
             clean check-results test selfcheck resolve-mac check-mac python
 .PHONY: $(COMMANDS)
 
-$(if $(wildcard bench/settings.py),,$(error start make in its folder: `make -C $(dir $(lastword $(MAKEFILE_LIST)))`))
-
 # Anything else on the command line is refused before the first command runs.
 UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv%,$(MAKECMDGOALS)))
-$(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: `make help` lists them; settings are written NAME=value, \
-    and a list has commas and no spaces))
+$(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: see `make help`; write NAME=value, and lists with commas only))
 
 # The names of the frameworks. A shell reads the user's text, quoted, and only its letters and commas count;
 # bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
@@ -37,8 +34,7 @@ VENV := $(call venv_of,$(firstword $(FRAMEWORK_NAMES)))
 unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifndef PYTHON
 unexport PYTHONHOME PYTHONPATH  # the modules of a cluster set them for their own Python
-CANNOT_RUN := $(VENV)/bin/python cannot be run: `make clean`, then make again; if `sudo make` has made it, \
-    `sudo make clean && sudo chown -R $$USER results`
+CANNOT_RUN := $(VENV)/bin/python cannot be run: `sudo make clean && sudo chown -R $$USER results`, then make again
 RUN := [ -x $(VENV)/bin/python ] || { echo '$(CANNOT_RUN)' >&2; exit 2; }; exec $(VENV)/bin/python
 READY := $(call in_each_venv,installed)
 # To read results, an older environment of a framework is enough, or one that has none.

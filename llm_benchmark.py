@@ -112,7 +112,7 @@ def llm_workload(settings):
         resident_bytes += sequences * cache_bytes(decoder, depth + new, settings.precision)
     # Besides the weights, a step of decode reads each sequence's cache at its mean length.
     mean_cache = sequences * cache_bytes(decoder, 2 * depth + new + 1, settings.precision) // 2
-    make_batches = functools.partial(data.shifted_batches if is_training else data.token_batches, decoder.vocab_size)
+    make_batches = functools.partial(data.token_batches, decoder.vocab_size, "next" if is_training else None)
     return Workload(
         name="llm",
         model=model,

@@ -58,7 +58,7 @@ def transformer_workload(settings):
         model=model,
         unit="sequences",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(data.labelled_batches, encoder.vocab_size, encoder.labels, length),
+        make_batches=functools.partial(data.token_batches, encoder.vocab_size, encoder.labels, length),
         loss="cross_entropy",
         sizes=encoder,
         parameters=parameters,

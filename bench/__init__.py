@@ -4,18 +4,12 @@ import os
 import resource
 import sys
 
-if sys.version_info < (3, 11):
-    version = sys.version.split()[0]
-    print(f"PYTHON={sys.executable!r} is Python {version}: use 3.11 or newer, or leave it to make", file=sys.stderr)
-    sys.exit(2)
-
 
 def explain_import(error):
     """Return one line for an error of an import: the missing package, or what in the environment may be the cause."""
     if isinstance(error, ModuleNotFoundError):
-        name = "pillow" if error.name == "PIL" else error.name
-        fix = f"`make image` installs it, or there `pip install -r requirements/common.txt {name}`"
-        return f"the package {name} is missing in {sys.executable}: {fix}"
+        fix = "`make image` installs it, or there `pip install -r requirements/common.txt` and the framework"
+        return f"the package {error.name} is missing in {sys.executable}: {fix}"
     given = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
     fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -319,11 +319,7 @@ def read_used(command, environ):
 
 
 def parse_settings(command, environ):
-    """Parse the settings of one run, that of the first entries of its lists.
-
-    Raises:
-        SettingError: a wrong value, or settings that exclude each other; none of them is dropped silently.
-    """
+    """Parse the settings of one run, the first entries of its lists; raises SettingError as read_runs() does."""
     values, cpu_defaults = {}, {}
     for name, (texts, kind, default, lists) in read_used(command, environ).items():
         try:

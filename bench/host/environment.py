@@ -53,11 +53,9 @@ def list_cards():
     """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
     query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit,utilization.gpu"
     lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    cards = []
-    for *about, memory, limit, busy in re.findall(r"^(.+), (\d+), (GPU-\S+), (\S+), (.+), (.+), (.*)$", lines, re.M):
-        numbers = (re.match(r"\d+", text) for text in (memory, limit, busy))  # "81559 MiB", "700.00 W", "3 %", "[N/A]"
-        cards.append(Card(*about, *(number and int(number[0]) for number in numbers)))
-    return cards
+    cells = r"^(.+), (\d+), (GPU-\S+), (\S+), (\d*).*, (\d*).*, (\d*)"  # "81559 MiB", "700.00 W", "3 %" or "[N/A]"
+    found = re.findall(cells, lines, re.MULTILINE)
+    return [Card(*each[:4], *(int(text) if text else None for text in each[4:])) for each in found]
 
 
 def find_card():
@@ -96,15 +94,13 @@ def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         fix = "set FRAMEWORK=mlx, or with torch or tensorflow and macOS 15 or newer `make clean`, then make again"
-        return f"{framework} does not find the GPU: {fix}"
-    if list_cards():
+    elif list_cards() or any(read_text(path).strip() in (NVIDIA, AMD) for path in PCI_DEVICES.glob("*/vendor")):
         # On a login node, or without the driver, `make` has installed a build for the CPU.
-        fix = "unset CUDA_VISIBLE_DEVICES, update the driver, or `make clean` and make again on this machine"
-        return f"{framework} does not find a GPU, although NVIDIA's driver is installed: {fix}"
-    vendors = [read_text(path).strip() for path in PCI_DEVICES.glob("*/vendor")]
-    if NVIDIA in vendors:
-        return "`nvidia-smi` does not list this machine's card: install its driver (in Docker: `docker run --gpus all`)"
-    return f"{framework} as installed does not support this machine's AMD GPU" if AMD in vendors else ""
+        fix = "unset CUDA_VISIBLE_DEVICES, install or update the driver (in Docker: `docker run --gpus all`), "
+        fix += "or `make clean` and make again on this machine"
+    else:
+        return ""
+    return f"{framework} does not find this machine's GPU: {fix}"
 
 
 def keep_memory(use_gpu):

@@ -8,8 +8,6 @@ import os
 import time
 from dataclasses import dataclass
 
-from bench.settings import SettingError
-
 NODES = "PET_NNODES"  # torchrun reads the number of machines from it, unless its command says otherwise
 
 
@@ -30,14 +28,11 @@ class Ranks:
 
 
 def read_ranks(environ=os.environ):
-    """Read the Ranks from the environment; raises SettingError if a variable is missing or impossible."""
+    """Read the Ranks from the variables that torchrun sets."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
-    texts = {name: environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
-    rank, size, local_rank, local_size = (int(text) if text.isdecimal() else -1 for text in texts.values())
-    if not (0 <= rank < size and 0 <= local_rank < local_size <= size):
-        variables = " ".join(f"{name}={text!r}" for name, text in texts.items())
-        raise SettingError(f"{variables} do not describe a rank: start by torchrun, which sets them, or unset them")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    rank, size, local_rank, local_size = (int(environ.get(name) or 1) for name in names)
     return Ranks(rank, size, local_rank, local_size, -(-size // local_size), are_many=True)
 
 

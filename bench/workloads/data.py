@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import itertools
 import math
 import shutil
 import tempfile
@@ -11,7 +12,6 @@ from PIL import Image, ImageDraw
 
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
-JPEG_FILES = 256
 POOL_NUMBERS = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
@@ -34,18 +34,18 @@ def draw_pool(precision, seed):
 
 
 def operand_sets(shapes, sets, precision, seed):
-    """Yield the operands of an operator: `sets` tuples of arrays with these shapes, from draw_pool().
+    """Generate the operands of an operator: `sets` tuples of arrays with these shapes, from draw_pool().
 
     Each array is cut from its own offset in the pool, because generating billions of values would take minutes.
     """
-    start = 0
-    for _ in range(sets):
-        operands = []
-        for shape in shapes:
-            # Slice first: the result of resize() keeps a reference to its whole argument.
-            operands.append(np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape))
-            start = (start + POOL_STRIDE) % (POOL_NUMBERS // 2)
-        yield tuple(operands)
+    starts = itertools.count(0, POOL_STRIDE)
+
+    def cut(shape):
+        start = next(starts) % (POOL_NUMBERS // 2)
+        # Slice first: the result of resize() keeps a reference to its whole argument.
+        return np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape)
+
+    return (tuple(map(cut, shapes)) for _ in range(sets))
 
 
 def image_batches(sizes, batch_size, seed):
@@ -65,24 +65,17 @@ def image_batches(sizes, batch_size, seed):
         yield images, random.integers(sizes.classes, size=batch_size)
 
 
-def token_batches(vocab_size, length, batch_size, seed):
-    """Make seeded batches of random tokens: [(ids,)], int64 of shape (batch_size, length)."""
+def token_batches(vocab_size, target, length, batch_size, seed):
+    """Make seeded batches of random tokens: [(ids,)], int64 of shape (batch_size, length), or [(ids, targets)].
+
+    target: None; "next", the token after each, for a language model; or a number of classes, a label of each sequence.
+    """
     random = np.random.default_rng(seed)
-    shape = (batch_size, length)
-    return [(random.integers(1, vocab_size, size=shape),) for _ in range(RESIDENT_BATCHES)]  # 0 may mean padding
-
-
-def shifted_batches(vocab_size, length, batch_size, seed):
-    """Make such batches for a language model: [(ids, the token after each)]."""
-    drawn = token_batches(vocab_size, length + 1, batch_size, seed)
-    return [(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])) for (ids,) in drawn]
-
-
-def labelled_batches(vocab_size, classes, length, batch_size, seed):
-    """Make such batches for a classifier: [(ids, labels)]."""
-    random = np.random.default_rng(seed)
-    drawn = token_batches(vocab_size, length, batch_size, seed)
-    return [(ids, random.integers(classes, size=batch_size)) for (ids,) in drawn]
+    shape = (batch_size, length + (target == "next"))
+    drawn = [random.integers(1, vocab_size, size=shape) for _ in range(RESIDENT_BATCHES)]  # 0 may mean padding
+    if target == "next":
+        return [(np.ascontiguousarray(ids[:, :-1]), np.ascontiguousarray(ids[:, 1:])) for ids in drawn]
+    return [(ids, random.integers(target, size=batch_size)) if target else (ids,) for ids in drawn]
 
 
 def noise_batches(denoiser, batch_size, seed):
@@ -117,21 +110,16 @@ def epoch_order(count, seed, epoch):
 
 
 @functools.cache
-def jpeg_files(seed):
-    """Write JPEG_FILES files once and return their paths; they are removed when the process ends."""
-    # A TemporaryDirectory would be removed by a worker that is forked: Python 3.13 clears the functions at exit there.
-    folder = tempfile.mkdtemp(prefix="jpegs-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return write_jpegs(folder, JPEG_FILES, seed)
-
-
-def write_jpegs(folder, count, seed):
-    """Write seeded JPEG files, random scenes with sides of 200 to 500 pixels; return their paths.
+def jpeg_files(seed, count=256):
+    """Write seeded JPEG files once, random scenes with sides of 200 to 500 pixels, and return their paths.
 
     They are stored as most of ImageNet's: quality 96, colours not subsampled. Noise would decode several times slower
     than a photograph. These scenes (soft gradients, a dozen shapes, grain, a little sensor noise) take about as many
-    bits a pixel and as long as photographs do (docs/method-details.md).
+    bits a pixel and as long as photographs do (docs/method-details.md). They are removed when the process ends.
     """
+    # A TemporaryDirectory would be removed by a worker that is forked: Python 3.13 clears the functions at exit there.
+    folder = tempfile.mkdtemp(prefix="jpegs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     random = np.random.default_rng(seed)
     paths = [f"{folder}/{i:05}.jpg" for i in range(count)]
     for path in paths:

@@ -14,7 +14,7 @@ MIN_SETS = 2
 MAX_SETS = 16
 SAMPLES = 64  # values of an output that are compared with exact ones
 COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
-EIGHT_BITS = ("int8", "float8_e4m3")  # precisions of matmul_of_bytes()
+EIGHT_BITS = ("int8", "float8_e4m3")
 CONVOLUTION = {"name": "convolution", "has_convolutions": True}
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
 
@@ -23,7 +23,6 @@ def operator(model, shapes, samples, *, precision="float32", product=None, colum
     """Build the Workload of one operator on operands of these shapes.
 
     Args:
-        precision: of the operands, as draw_pool() takes it.
         product: (M, N, K), if it does the work of a matmul of M x K by K x N: 2 M N K FLOPs.
         fields: fields of the Workload, if they are not those of a matmul.
     """
@@ -43,16 +42,13 @@ def operator(model, shapes, samples, *, precision="float32", product=None, colum
     )
 
 
-def matmul(size):
+def matmul(size, precision="float32"):
+    """Build a matmul; with 8 bits the second matrix is stored as N x K, as weights are."""
     m, n, k = size
-    return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
-
-
-def matmul_of_bytes(precision, size):
-    """Build a matmul of 8-bit values; the second matrix is stored as N x K, as weights are."""
-    m, n, k = size
-    shapes = (m, k), (n, k)
-    return operator("matmul-8bit", shapes, lambda x: sample_matmul((x[0], x[1].T)), product=size, precision=precision)
+    if precision not in EIGHT_BITS:
+        return operator("matmul", ((m, k), (k, n)), sample_matmul, product=size)
+    samples = lambda x: sample_matmul((x[0], x[1].T))  # noqa: E731
+    return operator("matmul-8bit", ((m, k), (n, k)), samples, product=size, precision=precision)
 
 
 def convolution_1x1(size):
@@ -93,11 +89,11 @@ def list_others(device, side):
     """
     size = (side, side, side)
     # On a large card 4096 is 0.79 of the best that others find.
-    larger = [(matmul_of_bytes("float8_e4m3", (2 * side,) * 3), "float8_e4m3")] if device != "cpu" else []
+    larger = [(matmul((2 * side,) * 3, "float8_e4m3"), "float8_e4m3")] if device != "cpu" else []
     return {
         "bandwidth": [(bandwidth(*item), "float32") for item in BANDWIDTHS.items()],
-        "int8": [(matmul_of_bytes("int8", size), "int8"), (matmul(size), "bfloat16")],
-        "float8": [(matmul_of_bytes("float8_e4m3", size), "float8_e4m3"), (matmul(size), "bfloat16"), *larger],
+        "int8": [(matmul(size, "int8"), "int8"), (matmul(size), "bfloat16")],
+        "float8": [(matmul(size, "float8_e4m3"), "float8_e4m3"), (matmul(size), "bfloat16"), *larger],
     }
 
 

@@ -84,7 +84,6 @@ NOT_KERAS = {"frameworks": ("torch", "mlx")}  # TensorFlow and JAX have only the
 LATENCY = {"is_latency": True} | NOT_KERAS
 GRAPHS = {"compile": "reduce-overhead"}  # CUDA graphs: Python submits a step at once
 LONG = {"settings": (("PROMPT_TOKENS", "4096"),)}  # 2,048 are 8.5 ms of work for an H200, in 10.7 ms of launches
-LORA = {"settings": (("LORA_RANK", "8"),)}
 STANDARD_SET = (
     Line("ResNet-50", "image", "resnet50", "inference", 16, **PIPELINE, **ON_CPU),
     Line("ResNet-50", "image", "resnet50", "training", 16, is_quick=True, **ON_CPU),
@@ -108,7 +107,7 @@ STANDARD_SET = (
     Line("SDXL", "diffusion", "sdxl", "inference", 2, needs=(11, 24), **LARGE),  # one step with guidance
     Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **TOO | GRAPHS),
     Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), **MACS, **BITS),
-    Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), **LORA),
+    Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), settings=(("LORA_RANK", "8"),)),
     Line("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, needs=(11, 32), **LARGE),
     Line("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, needs=(64, 80), **CARDS),
     Line("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, needs=(32, 32), **MACS, **BITS),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.settings import SettingError
+from bench.workloads.standard_set import STANDARD_SET
 
 LEARNING_RATES = {"sgd": 0.01, "adam": 1e-5, "adamw": 3e-4}
 LORA_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")  # each gets an adapter
@@ -55,27 +56,10 @@ class Workload:
 
 
 # {a model's name: how it is printed}.
-MODELS = {
-    "resnet50": "ResNet-50",
-    "mobilenet_v2": "MobileNetV2",
-    "mlp-5x1024": "MLP 5x1024",
-    "distilbert": "DistilBERT",
-    "bert-base": "BERT-base",
-    "bert-large": "BERT-large",
-    "smollm2-135m": "SmolLM2 135M",
-    "qwen3-0.6b": "Qwen3 0.6B",
-    "llama-3.2-1b": "Llama 3.2 1B",
-    "llama-3.2-3b": "Llama 3.2 3B",
-    "qwen3-4b": "Qwen3 4B",
-    "llama-3.1-8b": "Llama 3.1 8B",
-    "qwen3-30b-a3b": "Qwen3-30B-A3B",
-    "ddpm-cifar10": "DDPM",
-    "sd-1.5": "Stable Diffusion 1.5",
-    "sdxl": "SDXL",
-    "flux.2-klein-4b": "FLUX.2 klein 4B",
-    "matmul-peak": "best matmul",
-    "matmul-8bit": "matmul",
-}
+MODELS = {line.model: line.title.partition(",")[0] for line in STANDARD_SET}
+MODELS |= {"bert-base": "BERT-base", "ddpm-cifar10": "DDPM", "sd-1.5": "Stable Diffusion 1.5", "qwen3-4b": "Qwen3 4B"}
+MODELS |= {"qwen3-0.6b": "Qwen3 0.6B", "llama-3.2-3b": "Llama 3.2 3B", "llama-3.1-8b": "Llama 3.1 8B"}
+MODELS |= {"matmul-peak": "best matmul", "matmul-8bit": "matmul"}
 
 
 def find_model(asked, models):

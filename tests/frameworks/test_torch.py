@@ -107,9 +107,9 @@ def test_a_stream_reads_every_file():
     assert first != second
 
 
-def test_images_are_transformed_as_for_imagenet(tmp_path, monkeypatch):
+def test_images_are_transformed_as_for_imagenet(monkeypatch):
     """Against the definition, in NumPy and PIL: resize the short side to 256, cut 224, normalise."""
-    (path,) = data.write_jpegs(tmp_path, 1, seed=1)
+    (path,) = data.jpeg_files(1, count=1)
     monkeypatch.setattr(data, "jpeg_files", lambda seed: [path])
     image = Image.open(path).convert("RGB")
     scale = 256 / min(image.size)
@@ -147,15 +147,14 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch):
         next(read_images(2, timeout=300))
 
 
-def test_the_jpeg_pool_is_like_photographs(tmp_path):
-    def pool(seed):
-        return [Path(path).read_bytes() for path in data.write_jpegs(tmp_path, 8, seed)]
-
-    assert pool(1) != pool(0) == (files := pool(0))
-    sizes = [Image.open(path).size for path in tmp_path.iterdir()]
+def test_the_jpeg_pool_is_like_photographs():
+    pools = [data.jpeg_files.__wrapped__(seed, 8) for seed in (0, 0, 1)]
+    files, again, others = ([Path(path).read_bytes() for path in paths] for paths in pools)
+    assert files == again != others
+    sizes = [Image.open(path).size for path in pools[0]]
     assert all(200 <= side <= 500 for size in sizes for side in size)
     assert 4 < 8 * sum(map(len, files)) / sum(width * height for width, height in sizes) < 5.5  # bits, as ImageNet's
-    assert all(JpegImagePlugin.get_sampling(Image.open(path)) == 0 for path in tmp_path.iterdir())  # 4:4:4
+    assert all(JpegImagePlugin.get_sampling(Image.open(path)) == 0 for path in pools[0])  # 4:4:4
 
 
 # Threads, models, the compiler

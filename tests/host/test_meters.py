@@ -69,18 +69,10 @@ def test_the_peak_of_a_process_is_not_its_parents():
     assert 10e6 < int(found.stdout) < 5e8
 
 
-@pytest.mark.parametrize(
-    ("period", "window", "seconds", "is_known"),
-    [
-        (0.1, 0.03, 2.5, True),
-        (0.1, 0.03, 1.9, False),
-        (0.1, 1.3, 4, True),
-        (2.2, 0.07, 60, True),
-        (1e9, 0.05, 5, False),
-    ],
-)
-def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(period, window, seconds, is_known):
+@pytest.mark.parametrize(("window", "seconds", "is_known"), [(0.03, 2.5, True), (0.03, 1.9, False), (1.3, 4, True)])
+def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(window, seconds, is_known):
     """Let a machine draw 12 W, its counter change every `period` seconds, and windows have four items."""
+    period = 0.1
     clock = Clock()
     joules = lambda: 1000 + 12 * (clock.now // period) * period  # noqa: E731
     counter = SimpleNamespace(joules=joules, period=period, power_scope="gpu board")

@@ -39,6 +39,10 @@ def off_by_one(a, b):
     return torch._int_mm(a, b.t()) + 1
 
 
+def off_by_a_fifth(a, b):
+    return 1.2 * (a.float() @ b.float().t())
+
+
 # Other precisions, and what is measured, are in tests/frameworks/test_contract.py.
 @pytest.mark.parametrize(
     ("build", "precision", "wrong"),
@@ -47,12 +51,8 @@ def off_by_one(a, b):
         (lambda: operators.convolution_1x1((32, 48, 40)), "float32", None),
         (SMALL_CONVOLUTION, "float32", None),
         *((build, "float32", None) for build in BANDWIDTHS),
-        (lambda: operators.matmul_of_bytes("int8", (32, 48, 40)), "int8", off_by_one),
-        (
-            lambda: operators.matmul_of_bytes("float8_e4m3", (32, 48, 64)),
-            "float8_e4m3",
-            lambda a, b: 1.2 * (a.float() @ b.float().t()),
-        ),
+        (lambda: operators.matmul((32, 48, 40), "int8"), "int8", off_by_one),
+        (lambda: operators.matmul((32, 48, 64), "float8_e4m3"), "float8_e4m3", off_by_a_fifth),
     ],
 )
 def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, wrong):

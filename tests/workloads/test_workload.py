@@ -7,7 +7,6 @@ import pytest
 
 from bench.settings import SettingError
 from bench.workloads import data
-from bench.workloads.standard_set import STANDARD_SET
 from diffusion_benchmark import DENOISERS
 from mlp_benchmark import hidden_widths, mlp_counts
 from tests.fakes import describe
@@ -74,14 +73,11 @@ def test_bert_base_flops_follow_from_its_parameters():
 
 
 def test_a_latent_image_has_its_time_its_prompt_and_its_noise():
-    batches = describe("diffusion", MODEL="sdxl", IMAGE_SIZE="64").make_batches(3, 0)
-    latents, times, *conditions, noise = batches[0]
-    assert latents.shape == noise.shape == (3, 4, 8, 8)
-    assert (times.shape, 0 <= times.min() <= times.max() < 1000) == ((3,), True)
+    latents, times, *conditions, noise = describe("diffusion", MODEL="sdxl", IMAGE_SIZE="64").make_batches(3, 0)[0]
+    assert (latents.shape, times.shape, noise.shape) == ((3, 4, 8, 8), (3,), (3, 4, 8, 8))
     assert [each.shape for each in conditions] == [(3, 77, 2048), (3, 1280), (3, 6)]
     assert {each.dtype for each in (latents, noise, *conditions)} == {np.dtype("float32")}
     assert not np.array_equal(latents, noise)
-    assert not np.array_equal(latents, batches[1][0])
 
 
 def test_tokens_of_flux_know_their_place():
@@ -104,7 +100,3 @@ def test_flops_of_a_diffusion_model_are_those_of_the_published_size():
     assert flops == [None, published.inference_flops, published.training_flops]
     assert inference.resident_bytes == 4 * 859_520_964
     assert training.resident_bytes == 4 * inference.resident_bytes  # gradients, two of AdamW
-
-
-def test_the_set_names_the_memory_that_each_line_takes_on_a_gpu_that_shares_it():
-    assert all(line.needs[1] for line in STANDARD_SET if "cpu" not in line.devices and line.workload != "mlp")
