@@ -1,4 +1,8 @@
-"""Declare the columns of a results file, each once: role, meaning, whether it is a number, its words; and the flags."""
+"""Declare the columns of a results file, each once, and the flags.
+
+Roles. Work: rows are comparable only if these agree; setup: settings of the machine that change the speed; version:
+software and method; identity: which row of which machine; result: what was measured.
+"""
 
 from dataclasses import dataclass
 
@@ -11,9 +15,6 @@ SCHEMA = 2  # raised if the meaning of a column changes, but not for a new colum
 class Column:
     """One column. Unknown is blank, never 0; times are wall seconds."""
 
-    # "work": rows are comparable only if these agree. "setup": settings of the machine that change the speed of the
-    # same work. "version": software and method; repetitions agree in it. "identity": which row of which machine.
-    # "result": what was measured.
     role: str
     meaning: str
     holds: str = "text"  # (also of what tells works apart) or "number"
@@ -157,32 +158,21 @@ def disturbing_flags(row):
     return [flag for flag in DISTURBING if flag in (row["flags"] or "").split()]
 
 
-def words_of(row, names=WORK):
-    """Describe a row's cells: {column: words}, without those of usual values."""
-    in_words = {}
+def describe_work(row, names=WORK):
+    """Describe a row's work, or other columns, without usual values: "resnet50, training, float32, batch 16, sgd"."""
+    found = []
     for name in names:
         text, words = "" if row.get(name) is None else str(row[name]), COLUMNS[name].words
         if text and text != COLUMNS[name].blank:
             worded = words.get(text, text) if isinstance(words, dict) else words.format(text)
-            in_words[name] = worded.removesuffix("s") if text == "1" else worded
-    return {name: words for name, words in in_words.items() if words}
-
-
-def describe_work(row):
-    """Describe a row's work: "resnet50, training, float32, channels_last, batch 16, sgd"."""
-    return ", ".join(words_of(row).values())
-
-
-def describe_setup(row):
-    """Describe a row's setup: "2 threads, on battery"."""
-    return ", ".join(words_of(row, SETUP).values())
+            found.append(worded.removesuffix("s") if text == "1" else worded)
+    return ", ".join(filter(None, found))
 
 
 def describe_change(before, after):
     """Describe how work and setup differ between two rows: "bfloat16, compiled, on battery"."""
     changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
-    in_words = words_of(after, changed)
-    return ", ".join(in_words.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
+    return ", ".join(describe_work(after, [name]) or f"{name} {after.get(name) or 'default'}" for name in changed)
 
 
 def format_number(value, pattern="{:.4g}"):
@@ -200,12 +190,10 @@ def format_ratio(value, digits=3):
 
 def describe_columns():
     """Describe all columns as docs/columns.md does, in Markdown."""
-    lines = ["# Columns", "", "Of the results files, written from `bench/records/columns.py`. Blank means unknown.", ""]
-    lines += ["| column | role | holds | meaning |", "|---|---|---|---|"]
-    lines += [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
-    roles = "work: rows are comparable only if these agree; setup: settings of the machine that change the speed; "
-    roles += "version: software and method; identity: which row of which machine; result: what was measured."
-    return "\n".join([*lines, "", f"Roles. W{roles[1:]}", ""])
+    head = "# Columns\n\nOf the results files, written from `bench/records/columns.py`. Blank means unknown.\n"
+    rows = [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
+    roles = " ".join(__doc__.partition("\n\n")[2].split())
+    return "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows, "", roles, ""])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Store rows: one CSV file for each machine, one row for each measured quantity.
 
-Rows are added in one write at the end of a file, under its lock. Parallel runs do not mix their rows, a kill leaves
-whole rows, and a full disk leaves the file as it was. tables.py reads them.
+A file gets rows under its lock, by a new file in its place. Parallel runs do not mix their rows, and a kill or a full
+disk leaves the file as it was. tables.py reads them.
 """
 
 import csv
-import errno
 import io
 import os
 from contextlib import contextmanager
@@ -49,7 +48,7 @@ def check_writable(folder, machines):
 def append(path, *rows):
     """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
 
-    A file with another header (other columns, or saved by a spreadsheet) is written anew first.
+    A file with another header (other columns, or saved by a spreadsheet) gets today's.
 
     Raises:
         ResultsError: a file that cannot be read in full, or is not a regular one, a stuck lock, a full disk.
@@ -69,23 +68,10 @@ def append(path, *rows):
                     fix = "fix or delete it, or move the file away"
                     raise ResultsError(f"{path}: line {unfit[0]} cannot be read: {fix}")
                 text = frame.to_csv(index=False, lineterminator="\n")
-                replace_file(path, text.encode())
-            before = HEADER if not text else "" if text.endswith("\n") else "\n"
-            if rows or path.exists():
-                add_bytes(path, (before + to_text(rows)).encode() if rows else b"")
-
-
-def add_bytes(path, content):
-    """Write bytes at the end of a file, all or none of them: an OSError leaves its old length."""
-    with open(path, "ab", buffering=0) as file:  # a buffer would be written again on closing
-        size = file.tell()
-        try:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
+            if text or rows:
+                line_end = "" if text.endswith("\n") or not text else "\n"
+                text = (text or HEADER) + line_end + to_text(rows)
+                replace_file(path, text.encode(errors="surrogateescape"))
 
 
 @contextmanager
@@ -102,16 +88,13 @@ def explaining(path):
 
 
 def to_text(rows):
-    """Return rows as lines of a file, without its header."""
+    """Return rows as lines of a file, without its header: unknown is blank, floats have six digits."""
     text = io.StringIO(newline="")
-    csv.DictWriter(text, COLUMNS, lineterminator="\n").writerows(map(to_cells, rows))
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    for row in rows:
+        cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        writer.writerow({name: "" if cell in ("nan", "inf", "-inf") else cell for name, cell in cells.items()})
     return text.getvalue()
-
-
-def to_cells(row):
-    """Return a row as text: unknown is blank, floats have six digits."""
-    row = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-    return {name: "" if value in (None, "nan", "inf", "-inf") else str(value) for name, value in row.items()}
 
 
 def replace_file(path, content):
