@@ -67,9 +67,7 @@ COLUMNS = {
     # workload
     "workload": Column("work", "what the model or operator does", words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
-    "phase": Column(
-        "work", "training and its parts forward, backward, optimizer; inference, prefill, decode", words="{}"
-    ),
+    "phase": Column("work", "training; its parts forward, backward, optimizer; inference, prefill, decode", words="{}"),
     "scope": Column("work", "what ran, and how", words={"device": ""}),
     "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
     "matrix_size": Column("work", "m x n x k", words="{}"),
@@ -169,10 +167,10 @@ def describe_work(row, names=WORK):
     return ", ".join(filter(None, found))
 
 
-def describe_change(before, after):
-    """Describe how work and setup differ between two rows: "bfloat16, compiled, on battery"."""
-    changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
-    return ", ".join(describe_work(after, [name]) or f"{name} {after.get(name) or 'default'}" for name in changed)
+def describe_changes(changes):
+    """Describe changes of work, {column: text}: "bfloat16, compile 0"."""
+    names = [name for name in WORK if name in changes]
+    return ", ".join(describe_work(changes, [name]) or f"{name} {changes[name]}" for name in names)
 
 
 def format_number(value, pattern="{:.4g}"):

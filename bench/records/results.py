@@ -7,7 +7,6 @@ disk leaves the file as it was. tables.py reads them.
 import csv
 import io
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
 from bench.records.columns import COLUMNS
@@ -39,14 +38,8 @@ def display_path(path):
     return os.path.abspath(path) if relative.startswith("..") else relative
 
 
-def check_writable(folder, machines):
-    """Raise ResultsError unless rows of these machines can be stored in this folder; called before any is measured."""
-    for machine in machines:
-        append(Path(folder, f"{machine}.csv"))
-
-
 def append(path, *rows):
-    """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
+    """Append rows, dicts with any of COLUMNS, all or none of them; without any, find out whether rows can be stored.
 
     A file with another header (other columns, or saved by a spreadsheet) gets today's.
 
@@ -56,7 +49,7 @@ def append(path, *rows):
     from filelock import FileLock  # only here: a child never writes a file
 
     path = Path(os.path.realpath(path))  # a symbolic link stays one
-    with explaining(path):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             text = read_text(path)
@@ -72,19 +65,10 @@ def append(path, *rows):
                 line_end = "" if text.endswith("\n") or not text else "\n"
                 text = (text or HEADER) + line_end + to_text(rows)
                 replace_file(path, text.encode(errors="surrogateescape"))
-
-
-@contextmanager
-def explaining(path):
-    """Raise ResultsError for an OSError in the block, which writes a file of this path."""
-    try:
-        yield
     except OSError as error:
-        reason = error.strerror or error
-        raise ResultsError(
-            f"{error.filename or path} cannot be written to ({reason}): free space, make it yours "
-            "(`sudo chown -R $USER results`), or set RESULTS_DIR to a folder"
-        ) from None
+        fix = "free space, make it yours (`sudo chown -R $USER results`), or set RESULTS_DIR to a folder"
+        name, reason = error.filename or path, error.strerror or error
+        raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
 
 def to_text(rows):
@@ -99,15 +83,14 @@ def to_text(rows):
 
 def replace_file(path, content):
     """Put bytes in the place of a file, or of a symbolic link; a kill or a full disk leaves what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    with explaining(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # may be a link, too
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+    part.unlink(missing_ok=True)  # may be a link, too
+    with open(part, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def read_text(path):
