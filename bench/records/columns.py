@@ -142,18 +142,13 @@ FLAGS = {
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than such a chip can do (docs/method-details.md): report it as an issue",
 }
-DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
+DISTURBING = "contended|swapping"  # pattern of flags; but not throttled, which is normal on a Mac without a fan
 
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds == "number"]
 # The names of the columns with a role.
 WORK, SETUP, VERSIONS = (
     tuple(name for name, column in COLUMNS.items() if column.role == role) for role in ("work", "setup", "version")
 )
-
-
-def disturbing_flags(row):
-    """List the flags of a row, a dict, by which something else slowed the machine; [] if the row is undisturbed."""
-    return [flag for flag in DISTURBING if flag in (row["flags"] or "").split()]
 
 
 def describe_work(row, names=WORK):

@@ -128,8 +128,7 @@ def describe_result(row, reached, lines_of_all):
         elsewhere = likeness.describe_elsewhere(row, lines_of_all)
         lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
     if row["status"] != "ok":
-        is_partial = row["status"] == "interrupted" and lines
-        reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
+        reason = row["note"] or ("the rate is that of the complete windows" if row["throughput"] else "")
         lines.append(f"{row['status']}: {reason}")
     elif row["note"]:
         lines.append(row["note"] if row["bottleneck"] else f"note: {row['note']}")

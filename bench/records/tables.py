@@ -6,7 +6,7 @@ measured of it. A published row is a result already.
 
 import csv
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
 
 ENOUGH = 3  # processes; a result of fewer is a quick check
+RATE = ["throughput", "throughput_low", "throughput_high"]
 MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
 
 
@@ -104,7 +105,7 @@ def combine(rows):
     # A file may have been added to itself.
     rows = rows.drop_duplicates(["run_id", "device", *WORK, "process", "status"])
     is_ok = rows["status"] == "ok"
-    disturbed = rows["flags"].str.contains("|".join(DISTURBING))
+    disturbed = rows["flags"].str.contains(DISTURBING)
     rows = rows.assign(
         disturbed=disturbed,
         grade=np.select([is_ok & ~disturbed, is_ok, rows["throughput"].notna()], [3, 2, 1], 0),
@@ -142,16 +143,17 @@ def join_notes(texts):
 def name_bottlenecks(found):
     """Return results with the bottleneck, and its reason, of each run that measured all three scopes."""
     of_scopes = found[(found["status"] == "ok") & ~found["published"] & found["scope"].isin(SCOPES)]
-    is_whole = of_scopes.groupby(["run_id", "device"])["scope"].transform("nunique") == len(SCOPES)
-    named = {}
-    for _, run in of_scopes[is_whole].groupby(["run_id", "device"]):
-        scopes = dict(zip(run["scope"], run.reset_index().to_dict("records"), strict=True))
-        row = scopes["end_to_end"]
-        rates = (Rate.of_row(scopes[scope]) for scope in ("device", "input", "end_to_end"))
-        name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
-        # If the queue was full at the end, too, being full at the start added nothing.
-        flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
-        named[row["index"]] = name, join_notes([why, row["note"]]), flags
+    runs, named = defaultdict(dict), {}
+    for row in of_scopes[["run_id", "scope", "device", "flags", "note", *RATE]].reset_index().to_dict("records"):
+        runs[row["run_id"], row["device"]][row["scope"]] = row
+    for scopes in runs.values():
+        if len(scopes) == len(SCOPES):
+            rates = (Rate.of_row(scopes[scope]) for scope in ("device", "input", "end_to_end"))
+            row = scopes["end_to_end"]
+            name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+            # If the queue was full at the end, too, being full at the start added nothing.
+            flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
+            named[row["index"]] = name, join_notes([why, row["note"]]), flags
     if named:
         found.loc[list(named), ["bottleneck", "note", "flags"]] = list(named.values())
     return found
@@ -180,7 +182,8 @@ def latest(found):
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    rows = lines.to_dict("records")
+    needed = [*MACHINE, "published", "measured_precision", "tflops", "bandwidth", *WORK, *SETUP]
+    rows = lines[needed].to_dict("records")
     lines = lines.assign(
         value=value,
         low=lines["throughput_low"] * scale,
