@@ -21,7 +21,7 @@ from contextlib import suppress
 
 from bench import process
 from bench.records import report, tables
-from bench.records.columns import COLUMNS, describe_change
+from bench.records.columns import COLUMNS, describe_changes
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
 from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, read_runs
@@ -176,7 +176,7 @@ class Search:
 
 def describe(changes):
     """Describe a candidate, or how it differs from another one."""
-    return describe_change({}, {name.lower(): text for name, text in changes}) or "the default"
+    return describe_changes({name.lower(): text for name, text in changes}) or "the default"
 
 
 def describe_gain(comparison, base):

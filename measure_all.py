@@ -12,6 +12,7 @@ where it was. What other programs or swapping disturbed is measured again.
 import hashlib
 import logging
 import math
+import re
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +21,7 @@ from bench import process
 from bench.host import resources
 from bench.plots import card, table
 from bench.records import report, results, tables
-from bench.records.columns import disturbing_flags
+from bench.records.columns import DISTURBING
 from bench.records.rows import complete_row
 from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
 from bench.settings import Run, SettingError, read_runs
@@ -89,7 +90,7 @@ def is_missing(run: Run, rows):
     """Return whether a run needs another process: fewer than RUNS are undisturbed, and it has not failed twice."""
     measured = list_processes(row for row in rows if row["status"] == "ok")
     failed = list_processes(rows) - measured
-    sound = measured - list_processes(filter(disturbing_flags, rows))
+    sound = measured - list_processes(row for row in rows if re.search(DISTURBING, row["flags"]))
     return len(sound) < run.settings.runs and len(failed) < 2 and len(measured) < 2 * run.settings.runs
 
 

@@ -2,12 +2,10 @@
 
 import subprocess
 
-import pandas as pd
 import pytest
 
 import submit_results
-from bench.records import tables
-from bench.records.results import to_cells
+from bench.records import results, tables
 from bench.settings import SettingError
 from tests.rows import FAILED, LLM, MATMUL, ROW
 
@@ -71,8 +69,8 @@ def repository(tmp_path, monkeypatch):
 
 def write(repository, *changes, machine=CHIP):
     same = ROW | {"process": 1, "commit": repository.commit, "machine": machine}
-    rows = [to_cells(same | change) for change in changes]
-    pd.DataFrame(rows).to_csv(repository.folder / f"{machine}.csv", index=False)
+    text = results.HEADER + results.to_text(same | change for change in changes)
+    (repository.folder / f"{machine}.csv").write_text(text)
 
 
 @pytest.fixture

@@ -68,4 +68,4 @@ def describe_settings(row):
         names.insert(1, "batch_size")
     compiled = "compiled" if row["compile"] not in ("", "0") else ""
     latency = "latency" if line.is_latency else ""
-    return ", ".join(filter(None, [*columns.words_of(row, names).values(), compiled, latency]))
+    return ", ".join(filter(None, [columns.describe_work(row, names), compiled, latency]))

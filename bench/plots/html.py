@@ -51,7 +51,7 @@ def collect(lines):
         how=[", ".join(filter(None, how)) for how in hows],
         status=lines["status"].replace("ok", ""),
         date=lines["timestamp"].str[:10],
-        all_setup=[columns.describe_setup(row) for row in rows],
+        all_setup=[columns.describe_work(row, columns.SETUP) for row in rows],
         versions=[", ".join(f"{name} {row[name]}" for name in columns.VERSIONS if row[name]) for row in rows],
     )
     # The median hides what the mean shows. The value of an operator has another unit.

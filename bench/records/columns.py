@@ -1,4 +1,8 @@
-"""Declare the columns of a results file, each once: role, meaning, whether it is a number, its words; and the flags."""
+"""Declare the columns of a results file, each once, and the flags.
+
+Roles. Work: rows are comparable only if these agree; setup: settings of the machine that change the speed; version:
+software and method; identity: which row of which machine; result: what was measured.
+"""
 
 from dataclasses import dataclass
 
@@ -11,9 +15,6 @@ SCHEMA = 2  # raised if the meaning of a column changes, but not for a new colum
 class Column:
     """One column. Unknown is blank, never 0; times are wall seconds."""
 
-    # "work": rows are comparable only if these agree. "setup": settings of the machine that change the speed of the
-    # same work. "version": software and method; repetitions agree in it. "identity": which row of which machine.
-    # "result": what was measured.
     role: str
     meaning: str
     holds: str = "text"  # (also of what tells works apart) or "number"
@@ -66,9 +67,7 @@ COLUMNS = {
     # workload
     "workload": Column("work", "what the model or operator does", words=""),
     "model": Column("work", "its name; or matmul, matmul-peak (the best of a sweep, again), copy ...", words="{}"),
-    "phase": Column(
-        "work", "training and its parts forward, backward, optimizer; inference, prefill, decode", words="{}"
-    ),
+    "phase": Column("work", "training; its parts forward, backward, optimizer; inference, prefill, decode", words="{}"),
     "scope": Column("work", "what ran, and how", words={"device": ""}),
     "epoch": Column("work", "its number, from 1, in the scope epoch", words="epoch {}"),
     "matrix_size": Column("work", "m x n x k", words="{}"),
@@ -143,7 +142,7 @@ FLAGS = {
     "not_finite": "the output contains inf or NaN: choose another PRECISION",
     "implausible": "more than such a chip can do (docs/method-details.md): report it as an issue",
 }
-DISTURBING = ("contended", "swapping")  # but not throttled, which is normal on a Mac without a fan
+DISTURBING = "contended|swapping"  # pattern of flags; but not throttled, which is normal on a Mac without a fan
 
 NUMBERS = [name for name, column in COLUMNS.items() if column.holds == "number"]
 # The names of the columns with a role.
@@ -152,37 +151,21 @@ WORK, SETUP, VERSIONS = (
 )
 
 
-def disturbing_flags(row):
-    """List the flags of a row, a dict, by which something else slowed the machine; [] if the row is undisturbed."""
-    return [flag for flag in DISTURBING if flag in (row["flags"] or "").split()]
-
-
-def words_of(row, names=WORK):
-    """Describe a row's cells: {column: words}, without those of usual values."""
-    in_words = {}
+def describe_work(row, names=WORK):
+    """Describe a row's work, or other columns, without usual values: "resnet50, training, float32, batch 16, sgd"."""
+    found = []
     for name in names:
         text, words = "" if row.get(name) is None else str(row[name]), COLUMNS[name].words
         if text and text != COLUMNS[name].blank:
             worded = words.get(text, text) if isinstance(words, dict) else words.format(text)
-            in_words[name] = worded.removesuffix("s") if text == "1" else worded
-    return {name: words for name, words in in_words.items() if words}
+            found.append(worded.removesuffix("s") if text == "1" else worded)
+    return ", ".join(filter(None, found))
 
 
-def describe_work(row):
-    """Describe a row's work: "resnet50, training, float32, channels_last, batch 16, sgd"."""
-    return ", ".join(words_of(row).values())
-
-
-def describe_setup(row):
-    """Describe a row's setup: "2 threads, on battery"."""
-    return ", ".join(words_of(row, SETUP).values())
-
-
-def describe_change(before, after):
-    """Describe how work and setup differ between two rows: "bfloat16, compiled, on battery"."""
-    changed = [name for name in (*WORK, *SETUP) if str(before.get(name) or "") != str(after.get(name) or "")]
-    in_words = words_of(after, changed)
-    return ", ".join(in_words.get(name) or f"{name} {after.get(name) or 'default'}" for name in changed)
+def describe_changes(changes):
+    """Describe changes of work, {column: text}: "bfloat16, compile 0"."""
+    names = [name for name in WORK if name in changes]
+    return ", ".join(describe_work(changes, [name]) or f"{name} {changes[name]}" for name in names)
 
 
 def format_number(value, pattern="{:.4g}"):
@@ -200,12 +183,10 @@ def format_ratio(value, digits=3):
 
 def describe_columns():
     """Describe all columns as docs/columns.md does, in Markdown."""
-    lines = ["# Columns", "", "Of the results files, written from `bench/records/columns.py`. Blank means unknown.", ""]
-    lines += ["| column | role | holds | meaning |", "|---|---|---|---|"]
-    lines += [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
-    roles = "work: rows are comparable only if these agree; setup: settings of the machine that change the speed; "
-    roles += "version: software and method; identity: which row of which machine; result: what was measured."
-    return "\n".join([*lines, "", f"Roles. W{roles[1:]}", ""])
+    head = "# Columns\n\nOf the results files, written from `bench/records/columns.py`. Blank means unknown.\n"
+    rows = [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
+    roles = " ".join(__doc__.partition("\n\n")[2].split())
+    return "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows, "", roles, ""])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import re
 
 from bench.records import peaks
-from bench.records.columns import COLUMNS, WORK, format_number, words_of
+from bench.records.columns import COLUMNS, WORK, describe_work, format_number
 from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
@@ -64,9 +64,9 @@ def name_work(row):
     """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
     cells = cells_of_work(row)
     usual = USUAL.get(row["workload"]) or {}
-    words = words_of(cells, [name for name in AGREE[2:] if cells[name] != usual.get(name)])
+    words = describe_work(cells, [name for name in AGREE[2:] if cells[name] != usual.get(name)])
     model = MODELS.get(cells["model"], cells["model"])
-    return ", ".join(filter(None, [model, *words.values(), cells["precision"], cells["compile"]]))
+    return ", ".join(filter(None, [model, words, cells["precision"], cells["compile"]]))
 
 
 def describe_how(row):
@@ -74,8 +74,7 @@ def describe_how(row):
     precision = row["precision"] if class_of(row) != row["precision"] else ""
     mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
     size = row["matrix_size"] if is_peak(row) else ""
-    words = words_of(row, HOW).values()
-    return ", ".join(filter(None, [row["framework"], precision, mode, size, *words]))
+    return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW)]))
 
 
 def words_in(name):

@@ -15,7 +15,7 @@ IMPLAUSIBLE = 1.3  # cards run above their rated clock, and published peaks cont
 # (section 4.1 of https://arxiv.org/abs/1509.09308), 64 for 324 in F(6x6, 3x3), the largest that a framework has: MLX.
 WINOGRAD = 324 / 64
 CONVOLUTIONS = ("image", "convolution")  # workloads
-UNFIT = "|".join([*DISTURBING, "implausible"])  # pattern of the flags of a row that is not a peak
+UNFIT = f"{DISTURBING}|implausible"  # pattern of the flags of a row that is not a peak
 
 
 @functools.cache

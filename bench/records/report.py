@@ -12,7 +12,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import process
 from bench.records import likeness, peaks
-from bench.records.columns import FLAGS, describe_setup, describe_work, format_number, format_ratio
+from bench.records.columns import FLAGS, SETUP, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, Rate, read_rates, verdict_of
 
 REFRESH_SECONDS = 1.0
@@ -70,7 +70,7 @@ def describe_run(rows, lines):
     first = rows[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
     family = " ".join(re.findall(r"(?:family|model) \d+", first["cpu_id"] or "")) if first["device"] == "cpu" else ""
-    where = ", ".join(filter(None, [first["device"], family, describe_setup(first)]))
+    where = ", ".join(filter(None, [first["device"], family, describe_work(first, SETUP)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
     reached = peaks.measured_peaks(lines)
     texts += [describe_result(row, reached, lines) for row in rows]
@@ -128,8 +128,7 @@ def describe_result(row, reached, lines_of_all):
         elsewhere = likeness.describe_elsewhere(row, lines_of_all)
         lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
     if row["status"] != "ok":
-        is_partial = row["status"] == "interrupted" and lines
-        reason = row["note"] or ("the rate is that of the complete windows" if is_partial else "")
+        reason = row["note"] or ("the rate is that of the complete windows" if row["throughput"] else "")
         lines.append(f"{row['status']}: {reason}")
     elif row["note"]:
         lines.append(row["note"] if row["bottleneck"] else f"note: {row['note']}")

@@ -1,14 +1,12 @@
 """Store rows: one CSV file for each machine, one row for each measured quantity.
 
-Rows are added in one write at the end of a file, under its lock. Parallel runs do not mix their rows, a kill leaves
-whole rows, and a full disk leaves the file as it was. tables.py reads them.
+A file gets rows under its lock, by a new file in its place. Parallel runs do not mix their rows, and a kill or a full
+disk leaves the file as it was. tables.py reads them.
 """
 
 import csv
-import errno
 import io
 import os
-from contextlib import contextmanager
 from pathlib import Path
 
 from bench.records.columns import COLUMNS
@@ -40,16 +38,10 @@ def display_path(path):
     return os.path.abspath(path) if relative.startswith("..") else relative
 
 
-def check_writable(folder, machines):
-    """Raise ResultsError unless rows of these machines can be stored in this folder; called before any is measured."""
-    for machine in machines:
-        append(Path(folder, f"{machine}.csv"))
-
-
 def append(path, *rows):
-    """Append rows, dicts with any of COLUMNS, all or none of them; None is written as blank.
+    """Append rows, dicts with any of COLUMNS, all or none of them; without any, find out whether rows can be stored.
 
-    A file with another header (other columns, or saved by a spreadsheet) is written anew first.
+    A file with another header (other columns, or saved by a spreadsheet) gets today's.
 
     Raises:
         ResultsError: a file that cannot be read in full, or is not a regular one, a stuck lock, a full disk.
@@ -57,7 +49,7 @@ def append(path, *rows):
     from filelock import FileLock  # only here: a child never writes a file
 
     path = Path(os.path.realpath(path))  # a symbolic link stays one
-    with explaining(path):
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             text = read_text(path)
@@ -69,62 +61,36 @@ def append(path, *rows):
                     fix = "fix or delete it, or move the file away"
                     raise ResultsError(f"{path}: line {unfit[0]} cannot be read: {fix}")
                 text = frame.to_csv(index=False, lineterminator="\n")
-                replace_file(path, text.encode())
-            before = HEADER if not text else "" if text.endswith("\n") else "\n"
-            if rows or path.exists():
-                add_bytes(path, (before + to_text(rows)).encode() if rows else b"")
-
-
-def add_bytes(path, content):
-    """Write bytes at the end of a file, all or none of them: an OSError leaves its old length."""
-    with open(path, "ab", buffering=0) as file:  # a buffer would be written again on closing
-        size = file.tell()
-        try:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
-        except OSError:
-            file.truncate(size)
-            raise
-
-
-@contextmanager
-def explaining(path):
-    """Raise ResultsError for an OSError in the block, which writes a file of this path."""
-    try:
-        yield
+            if text or rows:
+                line_end = "" if text.endswith("\n") or not text else "\n"
+                text = (text or HEADER) + line_end + to_text(rows)
+                replace_file(path, text.encode(errors="surrogateescape"))
     except OSError as error:
-        reason = error.strerror or error
-        raise ResultsError(
-            f"{error.filename or path} cannot be written to ({reason}): free space, make it yours "
-            "(`sudo chown -R $USER results`), or set RESULTS_DIR to a folder"
-        ) from None
+        fix = "free space, make it yours (`sudo chown -R $USER results`), or set RESULTS_DIR to a folder"
+        name, reason = error.filename or path, error.strerror or error
+        raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
 
 def to_text(rows):
-    """Return rows as lines of a file, without its header."""
+    """Return rows as lines of a file, without its header: unknown is blank, floats have six digits."""
     text = io.StringIO(newline="")
-    csv.DictWriter(text, COLUMNS, lineterminator="\n").writerows(map(to_cells, rows))
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    for row in rows:
+        cells = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+        writer.writerow({name: "" if cell in ("nan", "inf", "-inf") else cell for name, cell in cells.items()})
     return text.getvalue()
-
-
-def to_cells(row):
-    """Return a row as text: unknown is blank, floats have six digits."""
-    row = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
-    return {name: "" if value in (None, "nan", "inf", "-inf") else str(value) for name, value in row.items()}
 
 
 def replace_file(path, content):
     """Put bytes in the place of a file, or of a symbolic link; a kill or a full disk leaves what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    with explaining(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # may be a link, too
-        with open(part, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+    part.unlink(missing_ok=True)  # may be a link, too
+    with open(part, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
 
 
 def read_text(path):

@@ -61,16 +61,13 @@ def make_rows(host, lines, death=None, **of_run):
 def complete_row(host, line, **of_run):
     """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible.
 
-    In the line are the cells of the device, of work_cells(), of the measurement, and of child.check_and_complete().
-
     Args:
         host: as read_host() returns it.
         of_run: the cells run_id, process and group.
     """
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    shared = {"schema": SCHEMA, "timestamp": now, "note": "", "flags": ""} | of_run
-    about = {name: cell for name, cell in host.items() if name in COLUMNS}
-    row = dict.fromkeys(COLUMNS) | about | shared | line
+    row = dict.fromkeys(COLUMNS) | {name: cell for name, cell in host.items() if name in COLUMNS}
+    row |= {"schema": SCHEMA, "timestamp": datetime.now(UTC).isoformat(timespec="seconds"), "note": "", "flags": ""}
+    row |= of_run | line
     row["machine"] = row["machine"] or name_chip(row)
     row["device_name"] = row["device_name"] or row["cpu_name"]
     if row["device"] != "cuda":

@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 import numpy as np
 import pandas as pd
 
-from bench.records import columns, peaks, results
-from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, WORK
+from bench.records import peaks, results
+from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, WORK, describe_work
 from bench.records.likeness import work_of
 from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
@@ -24,31 +24,28 @@ MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
 
 def load(paths, warn=lambda line: None):
     """Read the rows of CSV files as one frame: see complete(); one line to `warn` for a file with lines left out."""
-    texts = [pd.DataFrame(columns=list(COLUMNS), dtype=str)]
+    frames = [frame_of([])]
     for path in paths:
         try:
             text, unfit = parse(results.read_text(path), path)
         except (results.ResultsError, OSError) as error:
             warn(f"left out: {error}")
             continue
-        numbers = to_numbers(text)
-        are_numbers = (text[NUMBERS] == "") | ((numbers >= 0) & (numbers < math.inf))
+        frame = complete(text)
+        are_numbers = (text[NUMBERS] == "") | ((frame[NUMBERS] >= 0) & (frame[NUMBERS] < math.inf))
         fits = are_numbers.all(axis=1) & (text["schema"] == str(SCHEMA)) & (text["machine"] != "")
         if unfit := sorted([*unfit, *text[~fits].index]):
             count = f"{len(unfit)} of {fits.sum() + len(unfit)} rows"
             warn(f"{path}: {count} cannot be read and are left out, first line {unfit[0]}")
-        texts.append(text[fits])
-    return complete(pd.concat(texts, ignore_index=True))
+        frames.append(frame[fits])
+    found = pd.concat(frames, ignore_index=True)
+    # Each published figure is a result by itself.
+    return found.assign(run_id=found["run_id"].mask(found["published"], "published " + found.index.astype(str)))
 
 
 def frame_of(rows):
     """Return rows that were just measured, dicts of typed cells, as load() returns those of files."""
-    return complete(pd.DataFrame(map(results.to_cells, rows), columns=list(COLUMNS), dtype=str).fillna(""))
-
-
-def to_numbers(text):
-    """Return the columns of numbers of a frame of text; NaN: unknown, or not a number."""
-    return text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float)
+    return complete(parse(results.HEADER + results.to_text(rows), "the rows")[0])
 
 
 def complete(text):
@@ -56,14 +53,11 @@ def complete(text):
 
     Added are `kind`, "cpu" or "gpu", and `published`, whether others measured it.
     """
-    published = text["source"] != ""
     return text.assign(
         **{name: text[name].mask(text[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank},
-        **to_numbers(text),
+        **text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float),
         kind=text["device"].where(text["device"].isin(["cpu", ""]), "gpu"),
-        published=published,
-        # Each published figure is a result by itself.
-        run_id=text["run_id"].mask(published, "published " + text.index.astype(str)),
+        published=text["source"] != "",
     )
 
 
@@ -108,11 +102,10 @@ def combine(rows):
     or were interrupted, do not count if the run has others; the note says so. Added are `processes`, how many count (of
     failures none), `process_rates`, a text with their rates, `disturbed`, and `bottleneck`, what limits a pipeline.
     """
-    rows = rows.drop_duplicates(
-        ["run_id", "device", *WORK, "process", "status"]
-    )  # a file may have been added to itself
+    # A file may have been added to itself.
+    rows = rows.drop_duplicates(["run_id", "device", *WORK, "process", "status"])
     is_ok = rows["status"] == "ok"
-    disturbed = rows["flags"].str.contains("|".join(DISTURBING))
+    disturbed = rows["flags"].str.contains(DISTURBING)
     rows = rows.assign(
         disturbed=disturbed,
         grade=np.select([is_ok & ~disturbed, is_ok, rows["throughput"].notna()], [3, 2, 1], 0),
@@ -182,14 +175,14 @@ def latest(found):
         sound=~found["disturbed"] & (found["processes"] >= ENOUGH),
         clean=~found["commit"].str.endswith("-dirty"),
     ).sort_values(["sound", "undisturbed", "method_version", "clean", "timestamp"], kind="stable")
-    is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *columns.SETUP], keep="last")
+    is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *SETUP], keep="last")
     lines = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
     value = lines["tflops"].where(is_in_tflops, lines["throughput"])
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    needed = [*MACHINE, "published", "measured_precision", "tflops", "bandwidth", *WORK, *columns.SETUP]
+    needed = [*MACHINE, "published", "measured_precision", "tflops", "bandwidth", *WORK, *SETUP]
     rows = lines[needed].to_dict("records")
     lines = lines.assign(
         value=value,
@@ -197,7 +190,7 @@ def latest(found):
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
         work=[work_of(row) for row in rows],
-        setup=["" if row["published"] else columns.describe_setup(row) for row in rows],
+        setup=["" if row["published"] else describe_work(row, SETUP) for row in rows],
         shown=names.where(lines["published"] | (of_machines == 1), lines["machine"]),
     )
     setups = lines.groupby(["published", "device_name", "device", *WORK])["setup"].transform("nunique")

@@ -58,9 +58,8 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
         name, words = "undecided", f"unknown, because something slowed a part by itself: {words}"
     elif not has_overlap:
         name, words = "overlap", f"poor overlap, rather than {words}"
-    slow, fast, both = (rate.throughput for rate in (slower, faster, end_to_end))
-    expected = 1 / (1 / slow + 1 / fast)
-    slow, fast, both, expected = map(format_number, (slow, fast, both, expected))
+    rates = slower.throughput, faster.throughput, end_to_end.throughput
+    slow, fast, both, expected = map(format_number, (*rates, 1 / (1 / rates[0] + 1 / rates[1])))
     together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"
     return name, f"bottleneck: {words} ({slow} images/s; {other} by itself {fast}; {together})"
 
@@ -91,19 +90,16 @@ def compare_runs(rows, base_rows, chosen=()):
     pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
     if not pairs:
         return None
-    ratios = [ratio_of(*pair) for pair in pairs]
+    ratios = []
+    for row, base in pairs:
+        rates = [(row["throughput"], base["throughput"])]
+        if row["stop_reason"] == base["stop_reason"] == "slices":
+            rates = zip(read_rates(row), read_rates(base), strict=False)
+        ratios.append(statistics.median(ours / theirs for ours, theirs in rates))
     allowed = {"device" if name == "use_gpu" else name for name in chosen}
     differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
     ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))
     return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed])
-
-
-def ratio_of(row, base):
-    slices = []
-    if row["stop_reason"] == base["stop_reason"] == "slices":
-        slices = list(zip(read_rates(row), read_rates(base), strict=False))
-    slices = slices or [(row["throughput"], base["throughput"])]
-    return statistics.median(a / b for a, b in slices)
 
 
 def read_rates(row):

@@ -85,6 +85,7 @@ def test_a_pair_are_processes_that_were_measured_together_and_did_not_fail():
     assert compare_runs(failed, bases) is None
     assert compare_runs(process(1, 2.0), process(1, 1.0, group="other")) is None
     assert compare_runs(process(1, 2.0, group=""), process(1, 1.0, group="")) is None
-    found = compare_runs(failed + process(2, throughput=50.0), bases + process(2, throughput=25.0))
+    once = {"stop_reason": "max_seconds"}
+    found = compare_runs(failed + process(2, throughput=50.0, **once), bases + process(2, throughput=25.0, **once))
     assert found is not None
     assert (found.ratio.throughput, found.pairs) == (2.0, 1)
