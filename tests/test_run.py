@@ -108,7 +108,7 @@ def run_all(children, monkeypatch, tmp_path, capfd):
 
 def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, capfd, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    monkeypatch.setattr(results, "add_bytes", lambda path, content: full() if content else None)
+    monkeypatch.setattr(results, "replace_file", full)
     with pytest.raises(results.ResultsError):
         run_all("ok", "fails", RUNS="2")
     out = capfd.readouterr().out

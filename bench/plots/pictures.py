@@ -121,8 +121,7 @@ PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
 
 
 def name_device(row):
-    """Name the device: an own CPU by its machine, whose name has the number of cores."""
-    return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['machine']} (CPU)"
+    return row["shown"] if row["kind"] == "gpu" or row["published"] else f"{row['shown']} (CPU)"
 
 
 def curves_of(lines, x, least=1):

@@ -45,6 +45,7 @@ def load(paths, warn=lambda line: None):
 
 def frame_of(rows):
     """Return rows that were just measured, dicts of typed cells, as load() returns those of files."""
+    rows = [{name: row.get(name) for name in COLUMNS} for row in rows]
     return complete(parse(results.HEADER + results.to_text(rows), "the rows")[0])
 
 
@@ -191,7 +192,7 @@ def latest(found):
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
         work=[work_of(row) for row in rows],
         setup=["" if row["published"] else describe_work(row, SETUP) for row in rows],
-        shown=names.where(lines["published"] | (of_machines == 1), lines["machine"]),
+        shown=names.where(lines["published"] | ((of_machines == 1) & (lines["kind"] == "gpu")), lines["machine"]),
     )
     setups = lines.groupby(["published", "device_name", "device", *WORK])["setup"].transform("nunique")
     lines["setup"] = lines["setup"].where(setups > 1, "")

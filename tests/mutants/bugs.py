@@ -75,7 +75,7 @@ BUGS = {
     "gaps_in_a_pipeline": Bug(WINDOWS, "            last = now\n", "            last = self.clock()\n", TIMING),
     "stop_at_a_lucky_moment": Bug(WINDOWS, "math.ceil(self.next_look * 1.1)", "2", TIMING),
     "narrow_interval": Bug(INTERVALS, "2**n // 40", "2**n // 6", COVERAGE),
-    "forget_autocorrelation": Bug(INTERVALS, "sign_autocorrelation(samples) if rho", "0 if rho", COVERAGE),
+    "forget_autocorrelation": Bug(INTERVALS, "rho = sign_autocorrelation(samples)", "rho = 0", COVERAGE),
     # The checks
     "accept_another_number_of_parameters": Bug(CHECK, "expected in (None, counted)", "True", CHECKS),
     "accept_any_gradient": Bug(CHECK, "low <= ratio <= high", "True", CHECKS),

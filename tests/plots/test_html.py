@@ -99,8 +99,8 @@ def test_the_page_opens_on_the_work_of_most_machines_and_the_address_chooses_ano
 def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     write(folder, [rate(10) | {"phase": "inference"}, rate(20) | {"scope": "input", "phase": "inference"}])
     write(folder, [rate(30) | {"source": "https://a-b", "workload": "mlp", "model": "mlp-64"}], "b")
-    quantised = rate(40) | LLM | {"weight_bits": "8", "batch_size": "4", "device_name": "Apple M4 Max"}
-    write(folder, [quantised, rate(50) | {"device_name": "Apple M4 Pro", "model": "resnet18"}], "c")
+    quantised = rate(40) | LLM | {"weight_bits": "8", "batch_size": "4", "device": "mps", "device_name": "Apple M4 Max"}
+    write(folder, [quantised, rate(50) | {"device": "mps", "device_name": "Apple M4 Pro", "model": "resnet18"}], "c")
 
     def found(text):
         return [line["value"] for line in run_script(read(folder), f"search(readLines(data), {json.dumps(text)})")]
