@@ -76,7 +76,7 @@ def describe_run(rows, lines):
     texts += [describe_result(row, reached, lines) for row in rows]
     if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
         texts.append("  run `make tflops` to compare this with the machine's peak")
-    return "\n".join(filter(None, [*texts, explain_flags(" ".join(row["flags"] for row in rows).split())]))
+    return "\n".join(filter(None, [*texts, explain_flags(rows)]))
 
 
 def describe_sweep(rows, _):
@@ -97,8 +97,7 @@ def describe_sweep(rows, _):
     for name, rates in table.items():
         cells = (f"{rates.get(precision, ''):>13}" for precision in table[TITLE])
         lines.append(f"  {name:<20}{''.join(cells)}".rstrip())
-    flags = explain_flags(" ".join(row["flags"] for row in rows).split())
-    return "\n".join(filter(None, [*lines, *others, flags]))
+    return "\n".join(filter(None, [*lines, *others, explain_flags(rows)]))
 
 
 def describe_rate(row):
@@ -237,6 +236,7 @@ def describe_pairs(comparison):
     return "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
 
 
-def explain_flags(flags):
-    """Explain the flags of a run, a line each."""
+def explain_flags(rows):
+    """Explain the flags of a run's results, a line each."""
+    flags = " ".join(row["flags"] for row in rows).split()
     return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
