@@ -163,7 +163,7 @@ class Search:
             gain = describe_gain(self.final, "the default") if self.final else "not yet compared with the default"
             lines.append(f"{describe(self.fastest)}: {gain}")
         for (before, _), (each, step) in itertools.pairwise(self.path.items()):
-            lines.append(f"  + {describe(each - before)}: {describe_gain(step, 'the step before')}")
+            lines.append(f"  + {describe(each - before)}: {describe_gain(step, 'the rate without it')}")
         for each, failed in self.failures().items():
             lines.append(f"failed: {describe(each)}: {failed['status']}: {failed['note']}")
         if self.untried:

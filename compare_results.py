@@ -129,7 +129,7 @@ def list_remarks(a, b, lines):
     remarks = {}
     if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
         # All rates of one side are above all of the other one in 2 of 20 orders.
-        why = f"if A and B are equally fast, 10 % of these are wrong by chance, fewer with RUNS={ENOUGH_PAIRS}"
+        why = f"if A and B are equally fast, 10 % of such verdicts are wrong, fewer with RUNS={ENOUGH_PAIRS}"
         remarks[f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)})"] = [why]
     own = [line for line in lines if not line["cited"]]
     of = f"of {len(lines)}"
@@ -143,7 +143,7 @@ def list_remarks(a, b, lines):
         counts = Counter(line["verdict"] or "without a verdict" for line in lines).most_common()
         ratios = [line["ratio"].throughput for line in lines if not (line["disturbed"] or line["disturbed_a"])]
         median = [f"median ratio {format_ratio(statistics.median(ratios), 4)}"] if ratios else []
-        remarks[f"{len(lines)} rows"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
+        remarks[f"{len(lines)} comparisons"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
     return [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in remarks.items() if texts]
 
 

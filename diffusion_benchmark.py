@@ -13,9 +13,11 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from bench.run import benchmark
 from bench.settings import ROOT, SettingError
-from bench.workloads import data
+from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
 COMPARED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: more would take minutes
@@ -60,8 +62,8 @@ def diffusion_workload(settings):
         model=model,
         unit="steps",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(data.noise_batches, replace(denoiser, image_size=side)),
-        make_checked=functools.partial(data.noise_batches, replace(denoiser, image_size=min(side, COMPARED_SIDE))),
+        make_batches=functools.partial(noise_batches, replace(denoiser, image_size=side)),
+        make_checked=functools.partial(noise_batches, replace(denoiser, image_size=min(side, COMPARED_SIDE))),
         loss="mean_squared_error",
         sizes=denoiser,
         parameters=denoiser.parameters,
@@ -70,6 +72,32 @@ def diffusion_workload(settings):
         resident_bytes=tensors * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )
+
+
+def noise_batches(denoiser, batch_size, seed):
+    """Make seeded batches of normal noise: a list of (noisy latents, times, *conditions, *places, noise).
+
+    Latents and noise are float32 of shape (batch_size, channels, side, side), or for Flux (batch_size, side * side,
+    channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
+    row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
+    """
+    random = np.random.default_rng(seed)
+    side = denoiser.image_size // denoiser.pixels
+    shape = (denoiser.config["in_channels"], side, side)
+    conditions = denoiser.conditions.values()
+    places = []
+    if denoiser.takes_tokens:
+        shape = (side * side, shape[0])
+        ((tokens, _),) = conditions
+        places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
+        places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T
+        places[1][..., 3] = np.arange(tokens)
+
+    def draw(shape):
+        return random.standard_normal((batch_size, *shape), dtype=np.float32)
+
+    times = [np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32) for _ in range(RESIDENT_BATCHES)]
+    return [(draw(shape), time, *map(draw, conditions), *places, draw(shape)) for time in times]
 
 
 if __name__ == "__main__":

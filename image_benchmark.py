@@ -11,14 +11,19 @@ weights; other frameworks build the same layers (build_image() in bench/framewor
 import csv
 import difflib
 import functools
+import os
+import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from bench import child
+from bench.host import resources
 from bench.run import benchmark
-from bench.settings import ROOT, SettingError
+from bench.settings import LACKS, PARTS, ROOT, SCOPES, SettingError
 from bench.workloads import data
 from bench.workloads.workload import Workload, flops_of_phase
 
+MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
 
@@ -59,11 +64,33 @@ def image_workload(settings):
         parameters=parameters,
         flops_per_item=flops,
         has_convolutions=True,
-        has_pipeline=True,
         batch_bytes=settings.batch_size * 4 * 3 * side**2,  # float32
         columns={"image_size": side, "data": "synthetic"},
     )
 
 
+def measure_image(measurer: child.Measurer, make_workload):
+    """Measure the scopes that the settings ask for, in the child process; device and end_to_end share one model."""
+    settings, workload = measurer.settings, make_workload(measurer.settings)
+    settings = replace(settings, num_workers=choose_workers(settings, workload, measurer.group))
+    measurer = replace(measurer, settings=settings)
+    has_files = settings.phase not in PARTS and "scope" not in LACKS[settings.framework]
+    scopes = ["sustained"] if settings.sustain else settings.scope or (SCOPES if has_files else ["device"])
+    parts = ([each for each in part if each in scopes] for part in (["sustained", "device", "end_to_end"], ["input"]))
+    measurer.write_results(workload, *(measurer.measure_scopes(workload, part) for part in parts if part))
+
+
+def choose_workers(settings, workload, group, shared_memory="/dev/shm"):
+    """Return NUM_WORKERS, by default one for each core, up to MOST_WORKERS and as many as the shared memory holds."""
+    workers = settings.num_workers
+    if workers is None:
+        workers = min(group.ranks.share(resources.usable_cores()), MOST_WORKERS)
+        if sys.platform == "linux":  # only there it is limited; each worker shares its batches with this process
+            free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
+            workers = min(workers, group.ranks.share(free) // ((data.PREFETCH + 1) * workload.batch_bytes))
+        workers = max(1, workers)
+    return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
+
+
 if __name__ == "__main__":
-    sys.exit(benchmark("image", image_workload))
+    sys.exit(benchmark("image", image_workload, measure_image))

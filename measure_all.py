@@ -26,6 +26,7 @@ from bench.records.rows import complete_row
 from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
 from bench.settings import Run, SettingError, read_runs
 from bench.workloads.standard_set import PEAKS, RUNS, STANDARD_SET
+from tflops_sweep import describe_sweep
 
 log = logging.getLogger("bench")
 
@@ -142,7 +143,7 @@ def main():
     sweep = run.with_settings("tflops", **change, RUNS="1")
     measured = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
     if measured:
-        print(report.describe_sweep(measured, None), flush=True)
+        print(describe_sweep(measured, None), flush=True)
     sixteen = "" if is_cpu and settings.quick else choose_sixteen(measured, device.type)
     memory_gb = host["memory_gb"] if resources.shares_memory(device) else resources.read_card_gb()
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)

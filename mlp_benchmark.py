@@ -10,9 +10,14 @@ ReLU between them (build_mlp() in bench/frameworks/). See `make settings`.
 
 import functools
 import re
+import statistics
 import sys
 from itertools import pairwise
 
+import numpy as np
+
+from bench import child
+from bench.process import BEGUN
 from bench.run import benchmark
 from bench.settings import SettingError
 from bench.workloads import cifar10
@@ -62,5 +67,39 @@ def mlp_counts(widths, phase):
     return parameters, flops_of_phase(phase, sum(flops), 2 * sum(flops) - flops[0])
 
 
+def measure_mlp(measurer: child.Measurer, make_workload):
+    """Measure batches that are on the device, then EPOCHS, in the child process."""
+    settings, workload = measurer.settings, make_workload(measurer.settings)
+    parts = [measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])]
+    if settings.epochs:
+        parts.append(measure_epochs(measurer, workload))
+    measurer.write_results(workload, *parts)
+
+
+def measure_epochs(measurer: child.Measurer, workload):
+    """Train whole epochs; yield ("epoch", cells) of each: seconds, loss and accuracy."""
+    scope = "epoch"
+    yield scope, {"status": BEGUN, "note": "building"}
+    count = len(workload.dataset()[1])
+    settings = measurer.settings
+    with measurer.open_session(workload, scope) as session:
+        timer = measurer.make_timer(workload, scope, session)
+        for epoch in range(1, settings.epochs + 1):
+            yield scope, {"status": BEGUN, "note": "measuring", "epoch": epoch}
+            seconds, flags = timer.measure_epoch(epoch_order(count, settings.seed, epoch))
+            loss = statistics.fmean(map(float, session.losses))
+            cells = {"status": "ok", "epoch": epoch, "stop_reason": "epoch", "flags": " ".join(flags)}
+            cells |= {"throughput": count / seconds, "items": count, "seconds": seconds}
+            cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
+            measurer.check_last_step(session)
+            cells |= measurer.derive_cells(workload, scope, session, cells)
+            yield scope, cells | {"note": child.describe_notes(session, workload)}
+
+
+def epoch_order(count, seed, epoch):
+    """Return the order of the items in an epoch: int64 of shape (count,), the same in every framework."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
 if __name__ == "__main__":
-    sys.exit(benchmark("mlp", mlp_workload))
+    sys.exit(benchmark("mlp", mlp_workload, measure_mlp))

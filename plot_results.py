@@ -5,7 +5,7 @@ Also draws the card of each machine that has measured enough of the standard set
     make plot
 
 Needs pandas and matplotlib, no framework and no screen. Plots show each machine's own rows next to published ones
-(results/published.csv, also with another RESULTS_DIR), which are hollow. Rows with a wrong clock are in no plot.
+(results/published.csv, also with another RESULTS_DIR), which are hollow.
 """
 
 import sys

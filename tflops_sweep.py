@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from bench import child, frameworks
 from bench.records import report
-from bench.records.columns import describe_work
+from bench.records.columns import describe_work, format_number
 from bench.records.rows import work_cells
 from bench.run import benchmark
 from bench.settings import SettingError
@@ -25,6 +25,8 @@ log = logging.getLogger("bench")
 TRIAL_SIZE = (512, 512, 512)  # a matmul of this size estimates the speed before a large one is tried
 CPU_PEAK_SIDE = 1024  # M = N = K from which a matmul may reach a device's peak
 GPU_PEAK_SIDE = 4096
+TITLE = "TFLOP/s (int8 TOP/s)"  # of the printed table
+MATMULS = ("matmul", "matmul-8bit")
 REFUSED = ("wrong_output", "work_skipped")  # one size failed; after other failures all would
 
 
@@ -138,5 +140,26 @@ def measure_others(sweep: Sweep, works, tflops=None):
         tflops = row.get("tflops")
 
 
+def describe_sweep(rows, _):
+    """Describe a sweep: a table of TFLOP/s by work and precision, then what is not in it, or has flags."""
+    first = rows[0]
+    lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
+    table, others = {TITLE: {}}, []
+    # Larger matmuls may be measured in some precisions only, and later than the convolutions.
+    for row in sorted(rows, key=lambda row: row["model"] not in MATMULS):
+        precision = row["precision"]
+        if is_rate := row["status"] == "ok" and row["tflops"]:
+            name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
+            table[TITLE][precision] = precision
+            table.setdefault(name, {})[precision] = format_number(row["tflops"], "{:.3g}")
+        if row["flags"] or not is_rate:
+            flags = f" ({', '.join(row['flags'].split())})" if row["flags"] else ""
+            others.append(f"  {describe_work(row)}: {report.describe_rate(row)}{flags}")
+    for name, rates in table.items():
+        cells = (f"{rates.get(precision, ''):>13}" for precision in table[TITLE])
+        lines.append(f"  {name:<20}{''.join(cells)}".rstrip())
+    return "\n".join(filter(None, [*lines, *others, report.explain_flags(rows)]))
+
+
 if __name__ == "__main__":
-    sys.exit(benchmark("tflops", measure=measure_sweep, describe_rows=report.describe_sweep))
+    sys.exit(benchmark("tflops", measure=measure_sweep, describe_rows=describe_sweep))

@@ -1,4 +1,4 @@
-"""Check that a result is right: everything that can refuse one, in the order of time. All processes are alike.
+"""Check that a result is right, in the order of time. All processes are alike.
 
     P check_parameters    built           another number of trainable parameters
     G compute_gradients,  before the      training: the output of two items, or the norm of a trained tensor's
@@ -37,7 +37,7 @@ from bench.precision import ERROR_LIMITS, EXACT, relative_error
 from bench.timing import MeasurementError, idle_barrier_seconds, timed
 
 # The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32 and
-# float16; anything else. Honest networks have at most 3e-5, 1 % and 28 % (docs/method-details.md).
+# float16; anything else (docs/method-details.md has the errors of honest networks).
 CPU_LIMIT, EXACT_LIMIT, FINE_LIMIT, COARSE_LIMIT = 0.001, 0.01, 0.2, 0.5
 FINE = EXACT | {"tf32", "float16"}
 # Norms of gradients over the CPU's, (low, high), and the least norm that counts, in parts of the largest: a smaller one

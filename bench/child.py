@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import platform
-import statistics
 import sys
 import time
 import traceback
@@ -25,10 +24,10 @@ from bench import check, frameworks, precision, process
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records.rows import work_cells
-from bench.settings import LACKS, MOST_WORKERS, PARTS, SCOPES, SettingError, Settings, parse_settings
+from bench.settings import SettingError, Settings, parse_settings
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
-from bench.workloads.data import PREFETCH, RESIDENT_BATCHES, epoch_order
+from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload
 
 log = logging.getLogger("bench")
@@ -46,7 +45,7 @@ def main(command, make_workload, measure):
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload.
-        measure: called with a Measurer and make_workload, such as measure_workload().
+        measure: called with a Measurer and make_workload, as measure_workload() is.
     """
     process.set_up()
     write, requests = process.open_channel()
@@ -132,7 +131,7 @@ class Measurer:
                 is_asked = scope == "device" and self.requests
                 requests = self.read_requests(begun) if is_asked else [{}]
                 cells = self.make_timer(workload, scope, session, begun).measure(requests)
-                cells |= self.describe_result(workload, scope, session, cells)
+                cells |= self.derive_cells(workload, scope, session, cells)
                 if cells["status"] == "interrupted":
                     yield scope, cells | {"note": describe_notes(session, workload)}
                     return
@@ -147,23 +146,23 @@ class Measurer:
                 except MeasurementError as wrong:
                     yield scope, frameworks.classify_failure(wrong)
 
-    def measure_epochs(self, workload: Workload, scopes):
-        """Train whole epochs; yield (scope, cells) of each: seconds, loss and accuracy."""
-        (scope,) = scopes
-        yield scope, {"status": process.BEGUN, "note": "building"}
-        count = len(workload.dataset()[1])
-        with self.open_session(workload, scope) as session:
-            timer = self.make_timer(workload, scope, session)
-            for epoch in range(1, self.settings.epochs + 1):
-                yield scope, {"status": process.BEGUN, "note": "measuring", "epoch": epoch}
-                seconds, flags = timer.measure_epoch(epoch_order(count, self.settings.seed, epoch))
-                loss = statistics.fmean(map(float, session.losses))
-                cells = {"status": "ok", "epoch": epoch, "stop_reason": "epoch", "flags": " ".join(flags)}
-                cells |= {"throughput": count / seconds, "items": count, "seconds": seconds}
-                cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
-                self.check_last_step(session)
-                cells |= self.describe_result(workload, scope, session, cells)
-                yield scope, cells | {"note": describe_notes(session, workload)}
+    def write_results(self, workload: Workload, *parts):
+        """Write the lines of parts, generators as measure_scopes() returns them, up to the first failure."""
+        for part in parts:
+            scope, cells = "", {}
+            try:
+                for scope, cells in part:
+                    self.write(work_cells(self.settings, workload, scope) | cells)
+            except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
+                raise
+            except Exception as error:
+                cells = frameworks.classify_failure(error)
+                self.write(work_cells(self.settings, workload, scope) | cells)
+                if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+                    print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
+                    raise SystemExit(1) from None
+            if cells["status"] != "ok":
+                break
 
     @contextmanager
     def open_session(self, workload: Workload, scope):
@@ -207,7 +206,7 @@ class Measurer:
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )
 
-    def describe_result(self, workload: Workload, scope, session, cells):
+    def derive_cells(self, workload: Workload, scope, session, cells):
         """Return the cells that a result gets from its work: FLOPs, bytes, precision, memory."""
         read_peak = meters.process_peak_bytes if self.device.type == "cpu" else session.context.peak_memory_bytes
         more = {"parameters": session.parameters, "output_error": session.output_error}
@@ -244,45 +243,10 @@ def warn_of_device(settings, device):
 
 
 def measure_workload(measurer: Measurer, make_workload):
-    """Measure each scope that the settings ask for, up to the first failure; device and end_to_end share one model."""
-    settings, group = measurer.settings, measurer.group
-    workload = make_workload(settings)
-    usual = ["sustained"] if settings.sustain else ["device"]
-    if workload.has_pipeline:
-        settings = replace(settings, num_workers=choose_workers(settings, workload, group))
-        measurer = replace(measurer, settings=settings)
-        if not settings.sustain and settings.phase not in PARTS and "scope" not in LACKS[settings.framework]:
-            usual = SCOPES
-    asked = [*(settings.scope or usual), *(["epoch"] if settings.epochs else [])]
-    measures = {("sustained", "device", "end_to_end"): measurer.measure_scopes}
-    measures |= {("input",): measurer.measure_scopes, ("epoch",): measurer.measure_epochs}
-    for scopes, measure in measures.items():
-        scopes = [scope for scope in scopes if scope in asked]
-        if not scopes:
-            continue
-        scope, cells = scopes[0], {}
-        try:
-            for scope, cells in measure(workload, scopes):
-                measurer.write(work_cells(settings, workload, scope) | cells)
-        except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
-            raise
-        except Exception as error:
-            cells = frameworks.classify_failure(error)
-            measurer.write(work_cells(settings, workload, scope) | cells)
-            if group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                print(f"rank {group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
-                raise SystemExit(1) from None
-        if cells["status"] != "ok":
-            break
-
-
-def choose_workers(settings, workload: Workload, group):
-    """Return NUM_WORKERS, by default one for each core, up to MOST_WORKERS and as many as the shared memory holds."""
-    workers = settings.num_workers
-    if workers is None:
-        workers = min(group.ranks.share(resources.usable_cores()), MOST_WORKERS)
-        workers = max(1, resources.count_workers(workers, PREFETCH + 1, workload.batch_bytes))
-    return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
+    """Measure a model on batches that are on the device."""
+    workload = make_workload(measurer.settings)
+    scope = "sustained" if measurer.settings.sustain else "device"
+    measurer.write_results(workload, measurer.measure_scopes(workload, [scope]))
 
 
 def describe_notes(session, workload):

@@ -53,7 +53,7 @@ def try_framework(name):
     problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
     if done.returncode < 0:
         problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)})"
-    show(name, "no", f"{problem}: `make clean`, `make install FRAMEWORK={name}`")
+    show(name, "no", f"{problem}: `make clean && make install FRAMEWORK={name}`")
     return False
 
 
@@ -75,7 +75,7 @@ def report_framework(name):
         show(name, "no", str(error) if isinstance(error, SettingError) else explain_import(error))
         return 1
     place = f"{device.device_name or 'the CPU'} ({device.type})"
-    works = f"{device.framework_version}, Python {platform.python_version()}, on {place}, where a matmul is right"
+    works = f"{device.framework_version}, Python {platform.python_version()}, on {place}, matmul correct"
     wants_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if wants_gpu else ""
     compiler = environment.explain_missing_compiler() if name == "torch" else ""

@@ -89,8 +89,6 @@ def measure_command(command, make_workload, describe_rows):
         sys.stdout.flush()
         if status:
             break
-    if table := report.describe_scaling(measured):
-        print(table)
     print_paths(folder, measured)
     # A machine without rank 0 has no rows at all.
     return status or int(bool(measured) and not has_result(measured))

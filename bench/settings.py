@@ -18,7 +18,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
 MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
-MOST_WORKERS = 16  # by default, for each device; each worker needs shared memory
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 # The model with batches on the device; the pipeline of JPEG files alone; both. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
@@ -46,14 +45,14 @@ FILES = ("input", "end_to_end")  # scopes with an input pipeline
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mlx": "MLX"}
 # {framework: {setting, or "command": the values that it cannot have}}.
-OTHERS = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
-OTHERS |= {"compile": COMPILE_MODES, "precision": ("float64",)}
-KERAS = OTHERS | {"command": ("llm", "diffusion")}
+NOT_TORCH = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
+NOT_TORCH |= {"compile": COMPILE_MODES, "precision": ("float64",)}
+KERAS = NOT_TORCH | {"command": ("llm", "diffusion")}
 LACKS = {
     "torch": {},
     "tensorflow": KERAS,
     "jax": KERAS | {"compile": (False, *COMPILE_MODES)},
-    "mlx": OTHERS | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": ANY},
+    "mlx": NOT_TORCH | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": ANY},
 }
 # Settings that exclude each other: ({setting, or "command": values}, the reason and the fix).
 EXCLUDED = [
@@ -196,8 +195,8 @@ class Settings:
     sustain: int | None = setting(range(60, 86_401), for_workloads())  # seconds
     sizes: tuple = setting(matrix_size, {"tflops": "32,64,128,256,512,1024,2048,4096,8192"}, TOGETHER)  # (m, n, k)
     ops: tuple[str, ...] = setting(OPS, {"tflops": ",".join(OPS)}, TOGETHER)
-    scope: tuple[str, ...] | None = setting(SCOPES, {"image": None}, TOGETHER)  # None: see list_measurements()
-    num_workers: int | None = setting(range(1025), {"image": None})  # None: the cores, up to MOST_WORKERS
+    scope: tuple[str, ...] | None = setting(SCOPES, {"image": None}, TOGETHER)  # None: all, if there is a pipeline
+    num_workers: int | None = setting(range(1025), {"image": None})  # None: the cores, up to 16
     num_threads: int | None = setting(range(1, 4097))  # None: the framework's own number
     max_seconds: float = setting(positive_time, for_workloads("3", tflops="1"))  # limit of one measurement
     runs: int | None = setting(range(1, 1001))  # processes; None: count_processes() of run.py decides

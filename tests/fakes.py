@@ -3,7 +3,7 @@
 import importlib
 import math
 
-from bench import process
+from bench import child, process
 from bench.settings import read_settings
 
 # What a child says of one result
@@ -15,6 +15,12 @@ LINE |= {"note": "", "windows": 9, "first_step_seconds": 1.0, "world_size": 1, "
 def workload_of_command(command, settings):
     """Return the Workload of a command ("image": image_benchmark.py) with these settings."""
     return getattr(importlib.import_module(f"{command}_benchmark"), f"{command}_workload")(settings)
+
+
+def measure_of_command(command):
+    """Return what a child of a command does, as its script passes it to benchmark()."""
+    script = importlib.import_module(f"{command}_benchmark")
+    return getattr(script, f"measure_{command}", child.measure_workload)
 
 
 def describe(command, **environ):

@@ -132,11 +132,6 @@ MAC = {"machine": "example-mac", "device": "mps", "device_name": "Example Mac", 
 TENS = {"rates": "31 30.5 30 29 28 27 26.5 26.5 26", "seconds": 90.0, "items": 2545}
 SUSTAINED = combine(processes_of(measure(28.3, ON_CPU, MAC, WATTS, TENS)))
 
-SCALING = [
-    combine(repeat(measure(throughput, ON_GPU, {"world_size": size})))[0]
-    for size, throughput in ((1, 2498), (2, 4810), (4, 9020))
-]
-
 ON_LLM = GPU | LLM | {"precision": "bfloat16", "measured_precision": "bfloat16", "flops_per_item": 2.7e8}
 ON_LLM |= {"peak_memory_bytes": 0.51e9, "first_step_seconds": 0.0312}
 PREFILL = measure(61_200, ON_LLM, {"phase": "prefill", "prompt_tokens": 512, "step_seconds_median": 0.00837})
@@ -147,7 +142,7 @@ DECODE = combine(repeat(measure(350, DECODE, {"output_error": 0.0062})))
 
 FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
 FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory. Tried to allocate 9.00 GiB", "flags": ""}
-DIED = FAILED | {"status": "crashed", "note": "it was ended by signal 11"}
+DIED = FAILED | {"status": "crashed", "note": "ended by signal 11"}
 FAILURES = {
     "one scope": combine(repeat(measure(13.45, ON_CPU), ROW | INPUT | FAILED)),
     "every process": combine(processes_of(ROW | ON_GPU | FAILED)),

@@ -39,7 +39,6 @@ def tiny_workload(settings):
         parameters=1920,
         flops_per_item=3840,
         batch_bytes=settings.batch_size * 4 * 3 * 8 * 8,
-        has_pipeline=True,
         columns={"image_size": 8, "data": "synthetic"},
     )
 
@@ -58,7 +57,7 @@ def child(monkeypatch):
                 if value is not None:
                     changed.setenv(name, value)
             changed.setattr(process, "open_channel", lambda: (lines.append, requests))
-            status = child_process.main(command, workload, child_process.measure_workload)
+            status = child_process.main(command, workload, measure_of_command(command))
         if said is not None:
             said += lines
         # Each measurement is announced, so that the death of the process has a row.

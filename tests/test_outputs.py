@@ -17,6 +17,7 @@ import pytest
 
 import best_settings
 import compare_results
+import tflops_sweep
 from bench import doctor, frameworks, packages
 from bench.host import environment
 from bench.plots import card, draw
@@ -31,7 +32,6 @@ FOLDER = Path(__file__).with_name("outputs")
 def print_runs(found):
     for row in found:
         print(report.describe_run([row], rows.GPU_PEAKS))
-    print(report.describe_scaling(found))
 
 
 def print_failures(*_):
@@ -119,12 +119,11 @@ COMMANDS = {
     "training": lambda *_: print_runs(rows.TRAINING),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, rows.NOWHERE)),
     "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, rows.NOWHERE)),
-    "scaling": lambda *_: print_runs(rows.SCALING),
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
     "failures": print_failures,
     "flags": lambda *_: print(report.describe_run(rows.FLAGGED, rows.NOWHERE)),
-    "tflops": lambda *_: print(report.describe_sweep(rows.SWEEP, [])),
+    "tflops": lambda *_: print(tflops_sweep.describe_sweep(rows.SWEEP, [])),
     "best": print_best,
     "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
     "compare_nothing": lambda folder, _: compare([{}], [rows.GPU | {"phase": "inference"}], folder),
@@ -146,12 +145,6 @@ def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
         file.write_text("\n".join(printed) + "\n")
     difference = list(difflib.unified_diff(file.read_text().splitlines(), printed, file.name, "now", lineterm=""))
     assert not difference, "\n".join(["", *difference, "", "To accept this: REWRITE_OUTPUTS=1"])
-
-
-def test_rows_of_two_devices_are_told_apart():
-    on_cpu = [row | {"device": "cpu"} for row in rows.SCALING]
-    both = report.describe_scaling(rows.SCALING + on_cpu)
-    assert both == f"{report.describe_scaling(rows.SCALING)}\n{report.describe_scaling(on_cpu)}"
 
 
 def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import image_benchmark
+
 from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.settings import read_runs
 from bench.timing import MeasurementError
-from image_benchmark import image_workload
+from image_benchmark import choose_workers, image_workload
 from tests.rows import read_rows
 
 TORCHRUN = {
@@ -71,7 +73,7 @@ class TwoRanks(ranks.Group):
 
 def test_only_rank_0_writes_lines_and_all_have_the_fewest_workers():
     settings = read_runs("image", {"NUM_WORKERS": "4"})[0].settings
-    assert child.choose_workers(settings, image_workload(settings), TwoRanks(3)) == 3
+    assert choose_workers(settings, image_workload(settings), TwoRanks(3)) == 3
     lines, group = [], TwoRanks(3)
     measurer = child.Measurer(settings, None, CPU, meters.Instruments(), group, lines.append, None)
     measurer.write({})
@@ -79,6 +81,15 @@ def test_only_rank_0_writes_lines_and_all_have_the_fewest_workers():
     group.ranks = replace(group.ranks, rank=0)
     measurer.write({})
     assert [(line["world_size"], line["nodes"]) for line in lines] == [(4, 2)]
+
+
+@pytest.mark.parametrize(("free", "fitting"), [(2**26, 1), (2**31, 2), (2**40, 8)])
+def test_workers_share_their_batches(monkeypatch, tmp_path, free, fitting):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(image_benchmark.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+    monkeypatch.setattr(image_benchmark.resources, "usable_cores", lambda: 8)
+    workload = SimpleNamespace(batch_bytes=2**28)
+    assert choose_workers(read_runs("image", {})[0].settings, workload, ranks.Group(), tmp_path) == fitting
 
 
 def test_ranks_must_have_the_same_weights_after_training():

@@ -19,19 +19,19 @@ class Model:
     weight_bytes = 0  # that each step of decode reads: all weights as stored, but no table that is only an embedding
     loss: Any  # mean of the last batch, without its graph
 
-    # Steps. Each returns what depends on its work, on the device, and may return before the device has computed it.
+    # Steps. Each submits all its work, and returns what depends on it, which the device may not have computed yet.
     infer: Callable  # (*inputs) -> the output without gradients, (items, ...); of language models: (place, tokens)
-    train: Callable  # (*batch): a whole step -> a weight that it changes
+    train: Callable  # (*batch): a whole step -> a matrix that it changes
     forward: Callable  # (*batch) -> loss; this and the next two only if the parts of a step can be timed
     backward: Callable  # () -> a gradient
     update: Callable  # () -> a weight that it changes
 
-    trained_weights: Callable  # () -> {name: array} of what training changes, in a fixed order
+    trained_weights: Callable  # () -> {name: array} that training changes, in order; LEFT_OUT of session.py has names
     output: Callable  # (*inputs) -> the output in evaluation mode in NumPy, uncompiled; of language models the last one
     # (*batch) -> (output in NumPy, [norm of each trained tensor's gradient]) in evaluation mode, before the first step;
     # the loss is multiplied by LOSS_SCALE. TensorFlow and JAX compute it in a graph.
     gradients: Callable
-    on_cpu: Callable  # () -> the same class with the same weights in float32 on the CPU, uncompiled
+    on_cpu: Callable  # () -> the same class with a context and the same weights on the CPU, in float32, uncompiled
     # (prompt, tokens): of language models: makes a cache for this number of tokens of each sequence, which has a prompt
     # (sequences, count). infer() adds tokens to it at a place; those from there on are forgotten.
     open_cache: Callable
@@ -45,12 +45,12 @@ class Model:
 class DeviceContext:
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    operators: dict[str, Callable]  # by name: (*operands) -> output, without gradients
-    build: Callable  # (workload, phase, inputs) -> its Model, calibrated: activations neither explode nor vanish
+    operators: dict[str, Callable]  # of make tflops, by name: (*operands) -> output, without gradients
+    build: Callable  # (workload, phase, inputs) -> its Model, with each BatchNorm as calibrate() sets it
     put: Callable  # (*arrays) -> a batch or operands on the device, floats in this precision, images in its format
-    open_stream: Callable  # (workload, settings) -> endless batches of JPEG files, from settings.num_workers workers
+    open_stream: Callable  # (workload, settings) -> endless batches of JPEG files, unless it lacks SCOPE
     synchronize: Callable  # (): waits until all submitted work is complete
-    read: Callable  # (values) -> the norm of their last row, a float, once they are computed; of one value maybe zero
+    read: Callable  # (values) -> the norm of their last row, a float, once they are computed
     to_numpy: Callable  # (values) -> the same in NumPy, floats in float32 or float64, images with channels first
     # ("matmul" or "convolution" without padding, left, right) -> (the result, or its first rows, in NumPy, channels
     # first; whether the device's was float16), in this precision. Left and right are float32 in NumPy: matrices, or

@@ -50,6 +50,8 @@ class Session:
 
     def __init__(self, context_class, workload, settings, scope):
         """Build what the settings ask for in a DeviceContext; raises SettingError or MeasurementError."""
+        if workload.samples and workload.model not in context_class.operators:
+            raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
         self.context, self.workload, self.settings = context_class(settings), workload, settings
         self.synchronize, self.trace_count = self.context.synchronize, self.context.trace_count
         self.notes = []  # what a reader of the rows has to know
@@ -57,8 +59,6 @@ class Session:
             self.run = lambda images, *_: images
             self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
         elif workload.samples:
-            if workload.model not in self.context.operators:
-                raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
             self.run = self.context.operators[workload.model]
         else:
             self.open_model(settings.phase)

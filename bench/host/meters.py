@@ -90,7 +90,7 @@ class Instruments:
     """The sensors of one device."""
 
     counter: Any = None  # NvidiaCard or AppleChip
-    read: Callable[[], dict] = dict  # () -> columns about heat
+    read: Callable[[], dict] = dict  # () -> columns about heat; if one fails, all are lost
 
     @property
     def least_seconds(self):

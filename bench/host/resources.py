@@ -6,7 +6,6 @@ Linux kills a process that takes too much memory, so these limits are checked be
 import math
 import os
 import re
-import shutil
 import sys
 
 import psutil
@@ -57,11 +56,3 @@ def read_card_gb():
     """Return the memory of the NVIDIA card in units of 2**30 bytes; infinite if it is unknown."""
     card = find_card()
     return card.memory / 1024 if card and card.memory else math.inf
-
-
-def count_workers(workers, queued, batch_bytes, shared_memory="/dev/shm"):
-    """Return how many of these workers can share `queued` batches each with this process; only Linux limits that."""
-    if sys.platform != "linux":
-        return workers
-    free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
-    return min(workers, int(read_ranks().share(free) / (queued * batch_bytes)))

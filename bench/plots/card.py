@@ -21,7 +21,7 @@ PALE = "#EEF3F8"
 LINE = 115  # letters
 FOOTER = (
     "Filled: measured here (range of its processes: {}). Hollow: published, same work; 2x: ours is twice as fast.",
-    "The bars of a work share a scale. Peak: the best matmul in that precision, or for decode the bandwidth.",
+    "Bars for the same work share a scale. Peak: the best matmul in that precision; for decode, the bandwidth.",
 )
 
 
@@ -180,7 +180,7 @@ def draw_card(card, folder):
     sheet.top += 0.24
     for rows in card.blocks:
         sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe_bar)
-    for title, sentences in (("What limits it", card.limits), ("Doubts", card.doubts or ["None."])):
+    for title, sentences in (("What limits it", card.limits), ("Warnings", card.doubts or ["None."])):
         sheet.write(title, 0, 0.12, WIDE, 9, "bold")
         for line in (line for words in sentences for line in textwrap.wrap(words, LINE)):
             sheet.top += 0.165

@@ -37,7 +37,7 @@ function search(lines, text) {
 }
 
 const isPublished = (line) => line.source !== "";
-const isSound = (line) => line.value > 0 && line.status === "" && !line.flags.includes("implausible");
+const isSound = (line) => line.value > 0 && line.status === "";
 const unique = (lines, name) => [...new Set(lines.map((line) => line[name]))];
 
 // What the address asks for: `found` by a search and other choices; `lines`, those of one work, or all that are found

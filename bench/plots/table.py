@@ -49,7 +49,7 @@ def describe_set(folder, warn, side=None):
     if not drawn:
         return ""
     ratio = "" if side else "ratio to the first column, "
-    legend = f"Rate +- the farther end of its interval (number of processes), {ratio}flags. Units:"
+    legend = f"Rate +- the larger side of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
     return "\n\n".join([*drawn, report.wrap(legend)])
 

@@ -17,7 +17,7 @@ class Column:
 
     role: str
     meaning: str
-    holds: str = "text"  # (also of what tells works apart) or "number"
+    holds: str = "text"  # or "number", which is read as a float
     blank: str = ""  # the value that an empty cell means
     # How a value of work or setup is worded: a pattern, or words for some values; "" means not at all.
     words: str | dict[str, str] | None = None
@@ -40,7 +40,7 @@ COLUMNS = {
         "ok; without a full result interrupted, out_of_memory, unsupported, failed, crashed, timed_out; "
         "refused by a check: wrong_output, wrong_model, work_skipped",
     ),
-    "flags": Column("result", "warnings, separated by spaces (FLAGS explains them)"),
+    "flags": Column("result", "warnings, separated by spaces; explained where they are printed"),
     "source": Column("identity", "of a published figure; blank for a measurement by this program"),
     "note": Column("result", "reason of a status, what limits the end-to-end rate, what a reader has to know"),
     # machine
@@ -79,7 +79,7 @@ COLUMNS = {
     "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
     "image_size": Column("work", "pixels per side", words="{} px"),
     "sequence_length": Column("work", "tokens", words="{} tokens"),
-    "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="prompt of {}"),
+    "prompt_tokens": Column("work", "tokens of each sequence in a step of prefill", words="{} prompt tokens"),
     "new_tokens": Column("work", "tokens that decode adds before it starts again", words="{} new tokens"),
     "depth": Column("work", "tokens in the cache before decode begins", words="depth {}"),
     "lora_rank": Column("work", "of LoRA; 0: all weights are trained", blank="0", words="LoRA of rank {}"),
@@ -128,19 +128,17 @@ COLUMNS = {
 
 # A flag marks a row to check before it is used. Each text is a reason, a colon and the fix.
 FLAGS = {
-    "drift": "the speed changed by more than 10 % during the measurement: repeat it when the machine is cool and idle",
     "uneven": "some windows stalled, so the mean is over 5 % below the median: quote the mean",
-    "page_faults": "over 5 % of the time goes to memory that is allocated again in each step: unset LD_PRELOAD and the "
+    "page_faults": "over 5 % of the time is spent reallocating memory in each step: unset LD_PRELOAD and the "
     "variables MALLOC_...",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "short": "so few batches were measured that those prepared in advance may inflate the rate: set a larger "
+    "short": "few batches were measured, so those prepared in advance may inflate the rate: set a larger "
     "MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
-    "not_finite": "the output contains inf or NaN: choose another PRECISION",
-    "implausible": "more than such a chip can do (docs/method-details.md): report it as an issue",
+    "not_finite": "the loss is inf, NaN, or ten times the first: choose another PRECISION",
 }
 DISTURBING = "contended|swapping"  # pattern of flags; but not throttled, which is normal on a Mac without a fan
 

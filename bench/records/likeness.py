@@ -2,8 +2,7 @@
 
 import re
 
-from bench.records import peaks
-from bench.records.columns import COLUMNS, WORK, describe_work, format_number
+from bench.records.columns import COLUMNS, DISTURBING, WORK, describe_work, format_number
 from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
@@ -86,13 +85,13 @@ def describe_elsewhere(row, lines):
     """Describe the results of a new one's work elsewhere: on the same chip, then the fastest; "" without any.
 
     Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
-    is disturbed or implausible itself gets no ratios. `lines` are those of tables.latest().
+    is disturbed itself gets no ratios. `lines` are those of tables.latest().
     """
     if row["status"] != "ok" or row["scope"] != "device":
         return ""
     is_here = ~lines["published"] & (lines["machine"] == row["machine"])
     is_like = (lines["work"] == work_of(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
-    is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(peaks.UNFIT)
+    is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(DISTURBING)
     others = lines[is_like & is_sound & ~is_here]
     chip = words_in(row["device_name"].partition(" (")[0])  # not "(CPU)"
     others = others.assign(
@@ -103,7 +102,7 @@ def describe_elsewhere(row, lines):
     others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("name")
     others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
     known = describe_how(row).split(", ")
-    is_fit = not re.search(peaks.UNFIT, row["flags"])
+    is_fit = not re.search(DISTURBING, row["flags"])
     texts = []
     for other in others.to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]

@@ -13,15 +13,13 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 from bench import process
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, SETUP, describe_work, format_number, format_ratio
-from bench.records.verdict import ENOUGH_PAIRS, Rate, read_rates, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, read_rates, verdict_of
 
 REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
 logged = set()  # by child processes
 BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
-TITLE = "TFLOP/s (int8 TOP/s)"  # of the table of a sweep
-MATMULS = ("matmul", "matmul-8bit")
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -77,27 +75,6 @@ def describe_run(rows, lines):
     if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
         texts.append("  run `make tflops` to compare this with the machine's peak")
     return "\n".join(filter(None, [*texts, explain_flags(rows)]))
-
-
-def describe_sweep(rows, _):
-    """Describe a sweep: a table of TFLOP/s by work and precision, then what is not in it, or has flags."""
-    first = rows[0]
-    lines = [f"{first['framework']} {first['framework_version']} on {first['device_name']} ({first['device']})"]
-    table, others = {TITLE: {}}, []
-    # Larger matmuls may be measured in some precisions only, and later than the convolutions.
-    for row in sorted(rows, key=lambda row: row["model"] not in MATMULS):
-        precision = row["precision"]
-        if is_rate := row["status"] == "ok" and row["tflops"]:
-            name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
-            table[TITLE][precision] = precision
-            table.setdefault(name, {})[precision] = format_number(row["tflops"], "{:.3g}")
-        if row["flags"] or not is_rate:
-            flags = f" ({', '.join(row['flags'].split())})" if row["flags"] else ""
-            others.append(f"  {describe_work(row)}: {describe_rate(row)}{flags}")
-    for name, rates in table.items():
-        cells = (f"{rates.get(precision, ''):>13}" for precision in table[TITLE])
-        lines.append(f"  {name:<20}{''.join(cells)}".rstrip())
-    return "\n".join(filter(None, [*lines, *others, explain_flags(rows)]))
 
 
 def describe_rate(row):
@@ -187,30 +164,6 @@ def describe_sustained(row):
     first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))
     seconds = f"{BURST_RATES * row['seconds'] / len(rates):.0f} s"
     return f"burst {first} (first {seconds}), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
-
-
-def describe_scaling(rows):
-    """Describe the scaling over NUM_DEVICES: rate, and efficiency with its interval; "" if none compare.
-
-    The efficiency is the rate per device over that of the fewest devices.
-    """
-    lines, groups = [], {}
-    for row in rows:
-        if row["status"] == "ok" and row["scope"] not in ("sustained", "epoch"):
-            work = f"{describe_work(row | {'world_size': 1, 'nodes': 1})} ({row['device']})"
-            groups.setdefault(work, {})[int(row["world_size"])] = row
-    for work, by_size in groups.items():
-        if len(by_size) == 1:
-            continue
-        fewest = min(by_size)
-        lines.append(f"scaling: {work}")
-        for size, row in sorted(by_size.items()):
-            ratio = Rate.of_row(row).ratio(Rate.of_row(by_size[fewest]))
-            efficiency, low, high = (f"{end * fewest / size:.3f}" for end in ratio)
-            span = f" ({low} to {high})" if ratio.low > 0 and size != fewest else ""
-            rate = f"{format_number(row['throughput'])} {row['unit']}"
-            lines.append(f"  NUM_DEVICES={size:<3} {rate:>18}  efficiency {efficiency}{span}")
-    return "\n".join(lines)
 
 
 def describe_comparison(comparison, choices, base_choices):

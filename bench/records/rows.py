@@ -5,7 +5,6 @@ from datetime import UTC, datetime
 
 from bench.host.environment import name_machine
 from bench.process import BEGUN
-from bench.records import peaks
 from bench.records.columns import COLUMNS, SCHEMA, WORK
 from bench.settings import DECLARED
 from bench.timing import METHOD_VERSION
@@ -59,7 +58,7 @@ def make_rows(host, lines, death=None, **of_run):
 
 
 def complete_row(host, line, **of_run):
-    """Return the row of a child's line: every column, with the cells of the host, and a flag if it is implausible.
+    """Return the row of a child's line: every column, with the cells of the host.
 
     Args:
         host: as read_host() returns it.
@@ -79,6 +78,4 @@ def complete_row(host, line, **of_run):
             row[name] = "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
     if host["card_is_shared"] and row["device"] == "cuda":
         row["flags"] = f"{row['flags']} contended".strip()
-    if peaks.is_implausible(row):
-        row["flags"] = f"{row['flags']} implausible".strip()
     return row

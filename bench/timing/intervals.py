@@ -5,8 +5,6 @@ import statistics
 from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
-MAX_DRIFT = 0.1  # between the first and the last windows
-LEAST_DRIFT = 5  # windows at each end: two ranges of five do not overlap in 0.8 % of all cases
 
 
 def median_interval(samples):
@@ -15,8 +13,7 @@ def median_interval(samples):
     For independent samples it is exact for every distribution: the number of samples below the median is
     Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Successive windows are correlated, so the
     ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of a mean's standard error in a first-order
-    autoregression. The interval of fewer than 9 is their range, which covers the median with a probability of
-    1 - 2 / 2**n: 0.94 for 5, 0.97 for 6.
+    autoregression.
     """
     n = len(samples)
     ordered = sorted(samples)
@@ -57,14 +54,3 @@ def p95(step_seconds):
     if len(step_seconds) < 59:
         return None
     return sorted(step_seconds)[math.ceil(0.95 * len(step_seconds)) - 1]
-
-
-def has_drift(windows):
-    """Return whether the first and the last third of the windows differ: by 10 %, with disjoint intervals."""
-    third = len(windows) // 3
-    if third < LEAST_DRIFT:
-        return False
-    first, last = windows[:third], windows[-third:]
-    (a_low, a_high), (b_low, b_high) = median_interval(first), median_interval(last)
-    differ = abs(statistics.median(last) / statistics.median(first) - 1) > MAX_DRIFT
-    return differ and (a_high < b_low or b_high < a_low)

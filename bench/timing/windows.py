@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
 from bench.timing import MAX_UNEVEN, idle_barrier_seconds, timed
-from bench.timing.intervals import MIN_SAMPLES, has_drift, median_interval, p95
+from bench.timing.intervals import MIN_SAMPLES, median_interval, p95
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
@@ -215,7 +215,7 @@ class Timer:
         # 10 %.
         if count >= self.next_look and not self.is_stream:
             self.next_look = math.ceil(self.next_look * 1.1)
-            low, high = interval(self.windows)
+            low, high = window_interval(self.windows)
             is_narrow = 50 * (high - low) / statistics.median(self.windows) <= TARGET_CI  # half of it, in percent
             if is_narrow and sum(self.windows) >= max(MIN_MEASURED_SECONDS, self.least_seconds):
                 return "target_ci"
@@ -237,14 +237,13 @@ class Timer:
         throughput = self.items_per_step / step_seconds
         if self.is_stream or self.num_items is not None or self.sustain:
             throughput = items / seconds
-        low, high = interval(windows)
+        low, high = window_interval(windows)
         is_part = self.session.prepare and reason != "interrupted"  # Ctrl-C leaves no result to read
         barrier = idle_barrier_seconds(self.session, self.clock) if is_part else 0
         noticed = {
             "barrier_shows": barrier > MAX_PART_BARRIER_SHARE * step_seconds,
             # A queue that was full or empty at the start may still show in the total.
             "short": self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps,
-            "drift": has_drift(windows),
             "uneven": len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput,
         }
         flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
@@ -295,7 +294,7 @@ def is_steady(paces):
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
 
 
-def interval(windows):
+def window_interval(windows):
     """Return (low, high): the 95 % interval of the median for 20 windows or more, the whole range for fewer."""
     if len(windows) >= ENOUGH_WINDOWS:
         return median_interval(windows)

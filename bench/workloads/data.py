@@ -78,37 +78,6 @@ def token_batches(vocab_size, target, length, batch_size, seed):
     return [(ids, random.integers(target, size=batch_size)) if target else (ids,) for ids in drawn]
 
 
-def noise_batches(denoiser, batch_size, seed):
-    """Make seeded batches of normal noise: a list of (noisy latents, times, *conditions, *places, noise).
-
-    Latents and noise are float32 of shape (batch_size, channels, side, side), or for Flux (batch_size, side * side,
-    channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
-    row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
-    """
-    random = np.random.default_rng(seed)
-    side = denoiser.image_size // denoiser.pixels
-    shape = (denoiser.config["in_channels"], side, side)
-    conditions = denoiser.conditions.values()
-    places = []
-    if denoiser.takes_tokens:
-        shape = (side * side, shape[0])
-        ((tokens, _),) = conditions
-        places = [np.zeros((batch_size, count, 4), np.int64) for count in (side * side, tokens)]
-        places[0][..., 1:3] = np.indices((side, side)).reshape(2, -1).T
-        places[1][..., 3] = np.arange(tokens)
-
-    def draw(shape):
-        return random.standard_normal((batch_size, *shape), dtype=np.float32)
-
-    times = [np.float32(0.5) ** random.integers(4, size=batch_size).astype(np.float32) for _ in range(RESIDENT_BATCHES)]
-    return [(draw(shape), time, *map(draw, conditions), *places, draw(shape)) for time in times]
-
-
-def epoch_order(count, seed, epoch):
-    """Return the order of the items in an epoch: int64 of shape (count,), the same in every framework."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
-
-
 @functools.cache
 def jpeg_files(seed, count=256):
     """Write seeded JPEG files once, random scenes with sides of 200 to 500 pixels, and return their paths.

@@ -26,7 +26,7 @@ RESNETS = {
 class Workload:
     """Describe one kind of work completely: its data, its model's sizes, its loss and its counts.
 
-    A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS) and `loss` in its LOSSES.
+    A framework looks up `name` in its BUILDERS (or `model` in its OPERATORS).
     """
 
     name: str  # one of WORKLOADS in bench/settings.py, or for an operator "matmul", "bandwidth" ...
@@ -42,7 +42,6 @@ class Workload:
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     has_convolutions: bool = False  # then their precision is measured too
-    has_pipeline: bool = False  # then batches also come from JPEG files: SCOPE
     batch_bytes: int = 0  # bytes of the inputs of a batch; 0 if they are small
     resident_bytes: int = 0  # operands, or a language model's weights, and its cache or gradients and optimizer
     bytes_per_step: int | None = None  # read from memory, without a model's weights; None: memory is not the limit

@@ -17,7 +17,7 @@ from bench.host import meters
 from bench.settings import USED_WITH, read_runs
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
-from tests.fakes import workload_of_command
+from tests.fakes import measure_of_command, workload_of_command
 from tests.frameworks.torch_reference import TINY_DECODERS
 
 if TESTED == "jax":  # most of its tests' time is the compilation of the same functions
@@ -66,7 +66,7 @@ def run_in_process(monkeypatch):
             requests.put({"check": True})
             with patch.dict(os.environ, run.environ):
                 make_workload = functools.partial(workload_of_command, name)
-                assert child.main(name, make_workload, child.measure_workload) == 0
+                assert child.main(name, make_workload, measure_of_command(name)) == 0
         return list(lines.values())
 
     return call

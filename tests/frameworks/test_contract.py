@@ -14,7 +14,8 @@ from bench.frameworks import base
 from bench.settings import LACKS, TRAINING
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
-from bench.workloads import cifar10, data, operators
+from bench.workloads import cifar10, operators
+from mlp_benchmark import epoch_order
 from tests.conftest import TESTED
 from tests.frameworks.sessions import Opener, assert_measured, measure_and_check
 
@@ -156,13 +157,13 @@ def test_epochs_take_the_given_order(monkeypatch):
     session, seen, losses = open_session(scope="epoch", BATCH_SIZE="32"), [], []
     train = session.model.train
     monkeypatch.setattr(session.model, "train", lambda *batch: seen.append(batch) or train(*batch))
-    order = data.epoch_order(150, 3, 1)
+    order = epoch_order(150, 3, 1)
     session.train_epoch(order)
     assert [len(target) for _, target in seen] == [32, 32, 32, 32, 22]
     assert [int(label) for _, target in seen for label in target] == labels[order].tolist()
     assert np.array_equal(session.context.to_numpy(seen[0][0])[5], images[order[5]])
     for epoch in range(1, 4):
-        _, flags = Timer(session, 8, 3.0).measure_epoch(data.epoch_order(150, 0, epoch))
+        _, flags = Timer(session, 8, 3.0).measure_epoch(epoch_order(150, 0, epoch))
         assert not {"recompiled", "not_finite"} & set(flags)
         losses.append(np.mean([float(loss) for loss in session.losses]))
     assert losses[2] < losses[0]
@@ -190,6 +191,13 @@ def test_operators_are_measured(monkeypatch, precision):
         session = open_session.operator(workload, precision)
         assert_measured(session, 1)
         assert set(session.precisions.values()) == {precision}
+
+
+@pytest.mark.skipif(TESTED == "torch", reason="it has 8 bits")
+def test_an_operator_that_a_framework_lacks_is_unsupported():
+    with pytest.raises(MeasurementError) as found:
+        open_session.operator(operators.matmul((48, 40, 56), "int8"), "int8")
+    assert found.value.status == "unsupported"
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="its copy has an output")

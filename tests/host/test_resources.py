@@ -52,10 +52,3 @@ def test_memory_and_swap_of_a_mac_are_those_of_vm_stat(monkeypatch):
     monkeypatch.setattr(resources, "CGROUP", "/none")
     assert resources.available_bytes() == (9436 + 915780) * 16384
     assert meters.count_swapped() == 4112
-
-
-@pytest.mark.parametrize(("free", "fitting"), [(2**26, 0), (2**31, 2), (2**40, 16)])
-def test_only_workers_that_share_their_batches_fit(monkeypatch, tmp_path, free, fitting):
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(resources.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
-    assert resources.count_workers(16, 3, 2**28, tmp_path) == fitting

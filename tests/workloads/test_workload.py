@@ -7,7 +7,7 @@ import pytest
 
 from bench.settings import SettingError
 from bench.workloads import data
-from diffusion_benchmark import DENOISERS
+from diffusion_benchmark import DENOISERS, noise_batches
 from mlp_benchmark import hidden_widths, mlp_counts
 from tests.fakes import describe
 from transformer_benchmark import ENCODERS, encoder_counts
@@ -82,7 +82,7 @@ def test_a_latent_image_has_its_time_its_prompt_and_its_noise():
 
 def test_tokens_of_flux_know_their_place():
     flux = replace(DENOISERS["flux.2-klein-4b"], image_size=64)
-    latents, times, prompt, places, numbers, noise = data.noise_batches(flux, 2, 0)[0]
+    latents, times, prompt, places, numbers, noise = noise_batches(flux, 2, 0)[0]
     assert latents.shape == noise.shape == (2, 16, 128)
     assert prompt.shape == (2, 512, 7680)
     assert places[1].tolist() == [[0, row, column, 0] for row in range(4) for column in range(4)]
