@@ -92,24 +92,6 @@ def test_scopes_have_a_line_each(child):
     assert [line["output_error"] is None for line in lines] == [False, False, True]
 
 
-def test_scopes_share_one_model_and_its_peak_has_no_reference(child, monkeypatch):
-    built, compared, right = [], [], child_process.check.check_output
-
-    def build(context, workload, *given):
-        built.append(on_numpy.Model(context, workload))
-        return built[-1]
-
-    def compare(*given):
-        compared.append(built[0].steps)
-        return right(*given)
-
-    monkeypatch.setattr(on_numpy.DeviceContext, "build", build)
-    monkeypatch.setattr(child_process.check, "check_output", compare)
-    child(SCOPE="device,end_to_end")
-    assert len(built) == 1
-    assert compared == [built[0].steps] * 2  # after the windows of both
-
-
 def test_a_comparison_that_fails_leaves_the_rate_and_a_note(child, monkeypatch):
     monkeypatch.setattr(on_numpy.Model, "on_cpu", Mock(side_effect=MemoryError("unable to allocate 9 TiB")))
     status, (line,) = child()

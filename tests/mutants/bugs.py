@@ -12,7 +12,7 @@ COVERAGE = ("tests/timing/test_intervals.py",)
 CHECKS = ("tests/test_check.py",)
 ACCIDENTS = ("tests/frameworks/test_accidents.py",)
 OPERATORS = ("tests/workloads/test_operators.py",)
-STEPS = ("tests/frameworks/test_torch.py::test_a_step_of_training_changes_every_weight",)
+STEPS = ("tests/frameworks/test_torch.py::test_training_has_its_optimizer_and_training_mode",)
 LOSS = ("tests/frameworks/test_torch_diffusion.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
 COMBINE, COMBINED = "bench/records/tables.py", ("tests/records/test_tables.py",)
 ROWS = ("tests/test_child.py",)
@@ -113,7 +113,7 @@ BUGS = {
     "reuse_the_first_output": Bug(
         SESSION, RUN_STEP, f"{RUN_STEP}        self.run = lambda *_, first=self.last_result: first\n", WRONG
     ),
-    "skip_the_optimizer": Bug(MODEL, "return self.update()", "return self.last_weight", STEPS),
+    "skip_the_optimizer": Bug(MODEL, "return self.update()", "return self.last_weight", WRONG),
     "train_with_another_loss": Bug(MODEL, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
     "training_in_evaluation_mode": Bug(MODEL, "        module.train(usual)\n", "        pass\n", STEPS),
     # On a GPU

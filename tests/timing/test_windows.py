@@ -134,17 +134,6 @@ def test_windows_begin_when_the_pace_is_steady():
     assert result.warmup_seconds == pytest.approx(6, rel=0.2)  # its time is over
 
 
-def test_a_window_is_k_steps_with_one_synchronise():
-    fake, seen = steps_of(0.004), []
-    watch = SimpleNamespace(look=lambda items: seen.append(list(fake.calls)))
-    timer = timer_of(fake, watch=watch)
-    timer.steps = 7
-    assert timer.measure_windows() == "target_ci"
-    assert len(seen) == 20
-    for before, after in itertools.pairwise([[], *seen]):
-        assert after[len(before) :] == ["step"] * 7 + ["synchronize", "read"]
-
-
 def test_the_interval_is_looked_at_every_tenth_window_so_that_luck_does_not_stop_a_run(monkeypatch):
     fake, counts = steps_of(0.030), []
     monkeypatch.setattr(windows, "interval", lambda some: counts.append(len(some)) or (0, 1))
