@@ -169,19 +169,3 @@ def rounded(values, bits):
 def test_the_probe_names_the_precision(round_inputs, name):
     a, b, exact = precision.probe_inputs("matmul")
     assert precision.name_precision(precision.relative_error(round_inputs(a) @ round_inputs(b), exact)) == name
-
-
-def test_float16_that_is_added_up_in_float16_is_not_named_bfloat16():
-    a, b, _ = precision.probe_inputs("matmul")
-    a, b = a.astype(np.float16), b[:, :8].astype(np.float16)
-    total = np.zeros((len(a), b.shape[1]), np.float16)
-    for k in range(a.shape[1]):
-        total += np.outer(a[:, k], b[k])
-    named = precision.name_precision(
-        precision.relative_error(total, a.astype(float) @ b.astype(float)), is_float16=True
-    )
-    assert named == "float16-accumulate"
-    assert precision.name_precision(3e-4, is_float16=True) == "float16"
-    check.check_samples(OUTPUT * 1.02, OUTPUT, [named, "float16"])
-    with pytest.raises(MeasurementError):
-        check.check_samples(OUTPUT * 1.02, OUTPUT, ["float16"])

@@ -4,16 +4,13 @@ import csv
 import functools
 import pickle
 from multiprocessing import queues
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, JpegImagePlugin
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from PIL import Image
 from torch.utils.data import DataLoader
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks.pytorch import on_torch, on_torch_images
 from bench.settings import SettingError, read_settings
@@ -24,18 +21,6 @@ from image_benchmark import COUNTS, image_workload
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
-
-
-@pytest.mark.parametrize(
-    ("script", "model"), [("mlp", "mlp-3000-1000"), ("transformer", "tiny-bert"), ("transformer", "tiny-distilbert")]
-)
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_formulas_agree_with_the_counter(script, model, phase):
-    session = open_session(script, phase, USE_GPU="0", MODEL=model)
-    # Without this the CPU's attention is one operator that the counter does not know.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        session.step()
-    assert counter.get_total_flops() == session.workload.flops_per_item * session.workload.items_per_step
 
 
 def test_every_image_model_is_counted():
@@ -149,16 +134,6 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch):
         next(read_images(2, timeout=300))
 
 
-def test_the_jpeg_pool_is_like_photographs():
-    pools = [data.jpeg_files.__wrapped__(seed, 8) for seed in (0, 0, 1)]
-    files, again, others = ([Path(path).read_bytes() for path in paths] for paths in pools)
-    assert files == again != others
-    sizes = [Image.open(path).size for path in pools[0]]
-    assert all(200 <= side <= 500 for size in sizes for side in size)
-    assert 4 < 8 * sum(map(len, files)) / sum(width * height for width, height in sizes) < 5.5  # bits, as ImageNet's
-    assert all(JpegImagePlugin.get_sampling(Image.open(path)) == 0 for path in pools[0])  # 4:4:4
-
-
 # Threads, models, the compiler
 
 
@@ -176,18 +151,11 @@ def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):
-    begun, asked, resets = [], [], []
+    asked = []
     monkeypatch.setattr(torch, "compile", lambda model, dynamic, mode: asked.append(mode) or model)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(None))
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
     for mode in ("0", "1", "reduce-overhead"):
-        session = open_session("mlp", "training", COMPILE=mode)
-        session.step()
-        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] = 2
-        assert ("torch.compile: 2" in session.context.notes()) == (mode != "0")
-        session.close()
+        open_session("mlp", "training", COMPILE=mode).close()
     assert asked == ["default", "reduce-overhead"]
-    assert (len(begun), len(resets)) == (2, 2)  # CUDA graphs have to know that a step begins
 
 
 def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):

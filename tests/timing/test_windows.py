@@ -9,13 +9,12 @@ from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from bench import check
 from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Rate, verdict_of
-from bench.timing import MeasurementError, windows
+from bench.timing import MeasurementError
 from bench.timing.intervals import has_drift
 from bench.timing.windows import Timer
 from tests.fakes import Clock, Device
@@ -91,30 +90,6 @@ def test_a_busy_machine_skips_nothing():
         check.check_steps_run(timer_of(fake), 9)
 
 
-LORA_A, LORA_B = ({f"{i}.{kind}" for i in range(5)} for kind in ("lora_a", "lora_b"))
-
-
-@pytest.mark.parametrize(
-    ("precision", "still", "reason", "is_noted"),
-    [
-        *(("float32", 2, "2 of 10", False), ("float32", 1, "", True), ("float32", 0, "", False)),
-        *(("bfloat16", 10, "10 of 10", False), ("bfloat16", 9, "", True)),
-        *(("bfloat16", LORA_A, "lora_a", False), ("bfloat16", LORA_B, "lora_b", False)),
-    ],
-)
-def test_weights_that_stay_where_they_were_are_refused(precision, still, reason, is_noted):
-    fake = Device(Clock())
-    names = sorted(LORA_A | LORA_B) if isinstance(still, set) else [str(i) for i in range(10)]
-    still = names[:still] if isinstance(still, int) else still
-    fake.context, fake.notes = SimpleNamespace(precision=precision), []
-    fake.matrices = lambda: [(name, np.full(3, fake.steps * (name not in still))) for name in names]
-    if reason:
-        assert (refusal(fake).status, reason in str(refusal(fake))) == ("work_skipped", True)
-    else:
-        assert run(fake).windows
-    assert bool(fake.notes) == is_noted
-
-
 @pytest.mark.parametrize(
     ("loss", "traces", "flags"),
     [(math.nan, 0, "not_finite"), (50.0, 0, "not_finite"), (30.0, 0, ""), (30.0, 1, "recompiled")],
@@ -132,14 +107,6 @@ def test_windows_begin_when_the_pace_is_steady():
     assert (result.flags, result.warmup_seconds > 4) == ("", True)
     result = run(Device(Clock(), work=lambda i: 0.010 * 1.01**i), max_seconds=3)
     assert result.warmup_seconds == pytest.approx(6, rel=0.2)  # its time is over
-
-
-def test_the_interval_is_looked_at_every_tenth_window_so_that_luck_does_not_stop_a_run(monkeypatch):
-    fake, counts = steps_of(0.030), []
-    monkeypatch.setattr(windows, "interval", lambda some: counts.append(len(some)) or (0, 1))
-    timer_of(fake, max_seconds=5).measure_windows()
-    assert counts[0] == 20
-    assert all(after >= 1.1 * before for before, after in itertools.pairwise(counts))
 
 
 @pytest.mark.parametrize(("num_items", "given"), [(None, 0), (1200, 21), (640, 10), (10, 1)])
@@ -207,12 +174,6 @@ def test_a_slice_is_a_quarter_second_of_windows_after_a_step_that_is_not_timed(s
     assert rates == pytest.approx([2 / seconds] * 12, rel=0.02)  # the step after a pause is slow
     assert fake.began[1] - fake.began[0] == 1 + windows * found.steps_per_window
     assert (found.stop_reason, found.flags, found.windows) == ("slices", "", 12 * windows)
-
-
-def test_noise_that_never_narrows_stops_at_the_time_limit_with_its_whole_interval():
-    result = run(noisy(0.1, 0.4), max_seconds=10)
-    assert (result.stop_reason, result.flags) == ("max_seconds", "")
-    assert 1 / 0.14 < result.throughput_low < result.throughput < result.throughput_high < 1 / 0.06
 
 
 @pytest.mark.parametrize(("seconds", "windows"), [(8.0, 2), (3.0, 4), (40.0, 1)])
