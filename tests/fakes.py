@@ -52,10 +52,8 @@ class Device:
         self.clock, self.work = clock, work
         self.free_at = 0.0
         self.steps = 0
-        self.calls = []
 
     def step(self):
-        self.calls.append("step")
         self.clock.now += self.SUBMIT_SECONDS
         self.free_at = max(self.free_at, self.clock.now) + self.work(self.steps)
         self.steps += 1

@@ -13,7 +13,7 @@ RANDOM = np.random.default_rng(0)
 OUTPUT = RANDOM.standard_normal((4, 1000))
 
 
-def refuses(words, status="wrong_output"):
+def refuses(words):
     """Return a context in which something must be refused; nothing must be if there are no words."""
     return pytest.raises(MeasurementError, match=words) if words else nullcontext()
 

@@ -2,8 +2,8 @@
 
 PyTorch's allocator, streams, autocast and optimizers are the real ones. card.c stands for CUDA's libraries, and here
 each operator is computed on the CPU, in the card's memory. It is strict: operands of two devices are refused, except
-single numbers, and nothing has ended before the host waits for it. Each kernel takes a known time, and time.perf_counter
-is the clock of card.c: what is measured can be compared with the truth.
+single numbers, and nothing has ended before the host waits for it. Each kernel takes a known time, and
+time.perf_counter is the clock of card.c: what is measured can be compared with the truth.
 
     python -m tests.card.card FILE      runs the tests of a file on it, in the environment of machines.build()
 """

@@ -95,26 +95,22 @@ def ratio_of(row, seconds):
     return row["throughput"] * seconds / items
 
 
-@pytest.fixture
-def matmuls_take_long(monkeypatch):
-    monkeypatch.setattr(Kernels, "seconds_of", dict.fromkeys(MATMULS, 0.030))
-    monkeypatch.setattr(Kernels, "seconds", 1e-5)
+PHASES = "inference,training,forward,backward,optimizer"
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
-def test_rates_of_a_decoder_are_true(run, matmuls_take_long, phase):
-    (row,) = run("llm", PHASE=phase, MAX_SECONDS="1")
-    assert ratio_of(row, truth_of("llm", phase)) == pytest.approx(1, abs=0.01)
-
-
-@pytest.mark.parametrize("limit", ["card", "host"])
-def test_rates_of_an_mlp_are_true(run, monkeypatch, matmuls_take_long, limit):
+@pytest.mark.parametrize(
+    ("script", "phases", "limit"),
+    [("mlp", PHASES, "card"), ("mlp", PHASES, "host"), ("llm", "prefill,decode", "card")],
+)
+def test_rates_are_true(run, monkeypatch, script, phases, limit):
     """Test with matmuls that take long, and with a host so slow that the operators of a read show."""
-    if limit == "host":
-        monkeypatch.setattr(Kernels, "seconds_of", {})
+    if limit == "card":
+        monkeypatch.setattr(Kernels, "seconds_of", dict.fromkeys(MATMULS, 0.030))
+        monkeypatch.setattr(Kernels, "seconds", 1e-5)
+    else:
         monkeypatch.setattr(Kernels, "host_seconds", 2e-3)
-    for row in run(PHASE="inference,training,forward,backward,optimizer", MAX_SECONDS="1"):
-        ratio = ratio_of(row, truth_of("mlp", row["phase"]))
+    for row in run(script, PHASE=phases, MAX_SECONDS="1"):
+        ratio = ratio_of(row, truth_of(script, row["phase"]))
         if row["flags"] == "barrier_shows":
             assert ratio < 0.95
             assert row["phase"] in ("backward", "optimizer")
