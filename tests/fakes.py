@@ -58,20 +58,16 @@ class Device:
         self.clock, self.work = clock, work
         self.free_at = 0.0
         self.steps = 0
-        self.calls = []
 
     def step(self):
-        self.calls.append("step")
         self.clock.now += self.SUBMIT_SECONDS
         self.free_at = max(self.free_at, self.clock.now) + self.work(self.steps)
         self.steps += 1
 
     def synchronize(self):
-        self.calls.append("synchronize")
         self.clock.now = max(self.clock.now, self.free_at) + self.BARRIER_SECONDS
 
     def read(self):
-        self.calls.append("read")
         self.clock.now = max(self.clock.now, self.free_at) + self.READ_SECONDS
 
 

@@ -1,8 +1,6 @@
 """A child process, line by line, with a framework of one file in place of PyTorch."""
 
 import functools
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from queue import SimpleQueue
@@ -89,24 +87,6 @@ def test_scopes_have_a_line_each(child):
     assert [line.get("num_workers") for line in lines] == [None, 3, 3]
     assert ["tflops" in line for line in lines] == [True, True, False]
     assert [line["output_error"] is None for line in lines] == [False, False, True]
-
-
-def test_scopes_share_one_model_and_its_peak_has_no_reference(child, monkeypatch):
-    built, compared, right = [], [], child_process.check.check_output
-
-    def build(context, workload, *given):
-        built.append(on_numpy.Model(context, workload))
-        return built[-1]
-
-    def compare(*given):
-        compared.append(built[0].steps)
-        return right(*given)
-
-    monkeypatch.setattr(on_numpy.DeviceContext, "build", build)
-    monkeypatch.setattr(child_process.check, "check_output", compare)
-    child(SCOPE="device,end_to_end")
-    assert len(built) == 1
-    assert compared == [built[0].steps] * 2  # after the windows of both
 
 
 def test_a_comparison_that_fails_leaves_the_rate_and_a_note(child, monkeypatch):
@@ -302,9 +282,3 @@ def test_a_sustained_run_has_one_line_with_a_rate_for_each_part(instrumented, mo
     assert len(line["rates"].split()) >= 2
     assert line["throughput"] == pytest.approx(line["items"] / line["seconds"])
     assert line["power_watts"] == pytest.approx(50, rel=0.05)
-
-
-def test_no_child_has_pandas():
-    """It would be 34 MB of the peak memory on a CPU."""
-    program = "import sys, image_benchmark, tflops_sweep; sys.exit('pandas' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

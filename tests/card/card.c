@@ -2,7 +2,8 @@
 //
 // Its memory is the host's, and is NaN at first. The host sees what it has submitted only after it has waited for the
 // card: events are not ready before, and pinned memory is NaN until the copy to it has ended. If the source of a copy
-// in pinned memory is changed before, the card breaks. All streams of a card are one queue.
+// in pinned memory is changed before, the card breaks. All streams of a card are one queue. The clock moves only by what
+// the host submits and waits for.
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -22,6 +23,7 @@ static int count;
 static __thread int current;
 static __thread Error last_error;
 Error card_broken;  // what every call returns from now on
+static double now, free_at;  // seconds; when the card will have done all that was submitted
 
 static Error fail(Error error) { return last_error = error; }
 static Error state(void) { return card_broken ? fail(card_broken) : cudaSuccess; }
@@ -70,12 +72,21 @@ static Error wait_for(struct card *card, long until) {
     if (copy->from && memcmp(copy->from, copy->bytes, copy->size)) card_broken = cudaErrorIllegalAddress;
     free(copy->bytes);
   }
-  if (until > card->done) card->done = until;
+  if (until > card->done) {
+    card->done = until;
+    if (now < free_at) now = free_at;  // for an earlier one, too, the host waits for all
+  }
   pthread_mutex_unlock(&mutex);
   return state();
 }
-void card_launch(void) { submit(NULL); }  // a kernel, which card.py computes
-long card_pending(void) { return cards[current].submitted - cards[current].done; }
+void card_launch(double seconds, double host_seconds) {  // a kernel, which card.py computes
+  pthread_mutex_lock(&mutex);
+  now += host_seconds;
+  free_at = (now > free_at ? now : free_at) + seconds;
+  submit(NULL);
+  pthread_mutex_unlock(&mutex);
+}
+double card_now(void) { return now; }
 Error cudaDeviceSynchronize(void) { return wait_for(&cards[current], cards[current].submitted); }
 Error cudaStreamSynchronize(void *stream) { return cudaDeviceSynchronize(); }
 Error cudaStreamCreateWithPriority(void **stream, unsigned flags, int priority) { return *stream = cards, cudaSuccess; }

@@ -2,13 +2,15 @@
 
 PyTorch's allocator, streams, autocast and optimizers are the real ones. card.c stands for CUDA's libraries, and here
 each operator is computed on the CPU, in the card's memory. It is strict: operands of two devices are refused, except
-single numbers, and nothing has ended before the host waits for it.
+single numbers, and nothing has ended before the host waits for it. Each kernel takes a known time, and
+time.perf_counter is the clock of card.c: what is measured can be compared with the truth.
 
     python -m tests.card.card FILE      runs the tests of a file on it, in the environment of machines.build()
 """
 
 import ctypes
 import sys
+import time
 
 import torch
 from torch.utils import _pytree as pytree
@@ -22,6 +24,8 @@ COPIES = ("copy_", "_to_copy")  # between devices: PyTorch's own code calls the 
 PLAIN = ("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "set_", "resize_", "record_stream")
 PLAIN += ("is_pinned", "_pin_memory", "is_same_size", "lift_fresh", "_local_scalar_dense")
 library = ctypes.CDLL(None)
+library.card_now.restype = ctypes.c_double
+library.card_launch.argtypes = ctypes.c_double, ctypes.c_double
 
 
 def on_cpu(tensor):
@@ -34,7 +38,11 @@ def on_cpu(tensor):
 
 
 class Kernels(TorchDispatchMode):
-    """Computes the operators whose operands are on the card."""
+    """Computes the operators whose operands are on the card, in a time that tests change."""
+
+    seconds_of = {}  # of the card, by the name of an operator, such as "addmm"
+    seconds = 0.001  # for those without a time of their own
+    host_seconds = 1e-6  # for each operator
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         options = options or {}
@@ -72,7 +80,7 @@ class Kernels(TorchDispatchMode):
 
         arguments, options = pytree.tree_unflatten([to_cpu(each) for each in leaves], tree)
         result = operator(*arguments, **options)
-        library.card_launch()
+        library.card_launch(self.seconds_of.get(name, self.seconds), self.host_seconds)
         if isinstance(result, (bool, int, float)):
             torch.cuda.synchronize()  # the host waits for a number
         return pytree.tree_map(to_card, result)
@@ -86,11 +94,14 @@ def plug_in():
         getattr(torch.backends.cuda, f"enable_{name}_sdp")(False)
     torch.cuda.get_rng_state = lambda device=None: torch.get_rng_state()  # the CPU draws the numbers of dropout
     torch.cuda.set_rng_state = lambda state, device=None: torch.set_rng_state(state)
+    time.perf_counter = library.card_now
     Kernels().__enter__()
 
 
 if __name__ == "__main__":
     import pytest
 
-    plug_in()
+    from tests.card import card  # this file, under the name that its tests import
+
+    card.plug_in()
     sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", "pyproject.toml", *sys.argv[1:]]))

@@ -140,7 +140,8 @@ def test_a_frozen_model_is_refused(monkeypatch):
     ("script", "environ", "is_still"),
     [
         ("mlp", BATCH_OF_12, lambda name: name == "2.weight"),  # pytorch's addcmul_ on Macs: one matrix of four
-        ("llm", {"LORA_RANK": "4"}, lambda name: name.endswith("lora_b")),  # ai-toolkit#1054, lora#26
+        ("mlp", BATCH_OF_12 | {"PRECISION": "bfloat16"}, lambda name: True),
+        ("llm", {"LORA_RANK": "4", "PRECISION": "bfloat16"}, lambda name: "lora_b" in name),  # ai-toolkit#1054, lora#26
     ],
 )
 def test_an_optimizer_that_leaves_weights_where_they_were_is_refused(monkeypatch, script, environ, is_still):
@@ -167,8 +168,6 @@ def test_a_training_that_diverges_is_flagged(monkeypatch):
 PIPELINES = [
     ("input", lambda images: images[:1].expand_as(images)),  # pytorch#5059: equal ones
     ("end_to_end", lambda images: images[:1].expand_as(images)),
-    ("input", lambda images: torch.cat([images[:-1], 0 * images[-1:]])),
-    ("input", lambda images: images / 0),
 ]
 
 

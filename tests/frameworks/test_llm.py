@@ -14,10 +14,6 @@ if "llm" in LACKS[TESTED].get("command", ()):
 LORA = {"LORA_RANK": "4"}
 
 
-def train(**environ):
-    return open_llm("training", MODEL="tiny-qwen", **environ)
-
-
 def copy_weights(session):
     """Return {name: copy in NumPy} of all weights."""
     if TESTED == "torch":
@@ -78,7 +74,7 @@ def test_quantised_weights_are_the_same_model(model, bits):
 
 @pytest.mark.parametrize("environ", [{}, {"PRECISION": "bfloat16"}, LORA])
 def test_training_is_measured_and_its_loss_falls(environ):
-    session = train(**environ)
+    session = open_llm("training", MODEL="tiny-qwen", **environ)
     batch, losses = next(session.batches)[0], []
     for _ in range(20):
         session.model.train(*batch)
@@ -100,7 +96,7 @@ def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank
 
 
 def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
-    session = train()
+    session = open_llm("training", MODEL="tiny-qwen")
     ((ids, target), *_) = describe_llm("training", MODEL="tiny-qwen").make_batches(2, 0)
     changed = np.concatenate([ids[:, :3], ids[:, :2:-1]], 1)
     logits, others = (session.model.output(*session.context.put(each)) for each in (ids, changed))

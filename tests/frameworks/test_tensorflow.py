@@ -14,13 +14,6 @@ needs_no_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU 
 needs_xla = pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")
 
 
-@pytest.mark.parametrize(("capability", "is_slow"), [((8, 9), False), ((9, 0), True), (None, False)])
-def test_a_card_whose_kernels_are_compiled_first_is_told(monkeypatch, capability, is_slow):
-    built = {"cuda_compute_capabilities": ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]}
-    monkeypatch.setattr(on_tensorflow.tf.sysconfig, "get_build_info", lambda: built)
-    assert bool(on_tensorflow.explain_new_card(capability)) == is_slow
-
-
 @needs_xla
 @pytest.mark.parametrize(("script", "phase"), [("mlp", "inference"), ("transformer", "training")])
 def test_xla_compiles_the_step(script, phase):

@@ -3,18 +3,14 @@
 import csv
 import functools
 import pickle
-import time
-from multiprocessing import connection, queues
-from pathlib import Path
+from multiprocessing import queues
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, JpegImagePlugin
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from PIL import Image
 from torch.utils.data import DataLoader
-from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks.pytorch import on_torch, on_torch_images
 from bench.settings import SettingError, read_settings
@@ -22,21 +18,9 @@ from bench.timing import MeasurementError
 from bench.workloads import data
 from checks import count_flops
 from image_benchmark import COUNTS, image_workload
-from tests.frameworks.sessions import Opener, measure_and_check
+from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
-
-
-@pytest.mark.parametrize(
-    ("script", "model"), [("mlp", "mlp-3000-1000"), ("transformer", "tiny-bert"), ("transformer", "tiny-distilbert")]
-)
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_formulas_agree_with_the_counter(script, model, phase):
-    session = open_session(script, phase, USE_GPU="0", MODEL=model)
-    # Without this the CPU's attention is one operator that the counter does not know.
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        session.step()
-    assert counter.get_total_flops() == session.workload.flops_per_item * session.workload.items_per_step
 
 
 def test_every_image_model_is_counted():
@@ -50,17 +34,11 @@ def test_every_image_model_is_counted():
     assert counts["resnet50"]["parameters"] == "25557032"
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 0.01), ("adam", 1e-5)])
-def test_a_step_of_training_changes_every_weight(optimizer, rate):
-    session = open_session("mlp", "training", OPTIMIZER=optimizer)
-    used = session.model.optimizer
-    assert (type(used).__name__.lower(), used.defaults["lr"]) == (optimizer, rate)
-    assert session.model.uncompiled.training
-    for _ in range(3):
-        before = [weight.clone() for weight in session.model.uncompiled.parameters()]
-        session.step()
-        after = session.model.uncompiled.parameters()
-        assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_has_its_optimizer_and_training_mode(optimizer):
+    model = open_session("mlp", "training", OPTIMIZER=optimizer).model
+    assert type(model.optimizer).__name__.lower() == optimizer
+    assert model.uncompiled.training
 
 
 def test_images_lie_in_the_memory_format_asked_for():
@@ -79,13 +57,35 @@ def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
     assert on_torch.choose_device(False) == "cpu"
 
 
-def test_autocast_that_an_import_left_on_is_switched_off(monkeypatch):
-    monkeypatch.setattr("bench.precision._probed", {})
-    with torch.autocast("cpu", torch.bfloat16):
-        session = open_session("mlp", "inference", USE_GPU="0")
-        measure_and_check(session)
-    assert session.precisions == {"matmul": "float32"}
-    assert session.output_error < 1e-4
+# Devices that are not here
+
+
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", False)])
+def test_a_cpu_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).emulates_bfloat16 == expected
+
+
+MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384}  # of an RTX 4090
+
+
+@pytest.mark.parametrize(
+    ("capability", "properties", "expected"),
+    [
+        ((7, 5), {"is_integrated": 0} | MEMORY, (True, False, 1008.096)),
+        ((8, 9), {"is_integrated": 0, "memory_clock_rate": 0, "memory_bus_width": 384}, (False, False, None)),
+        ((12, 1), {"is_integrated": 1} | MEMORY, (False, True, None)),
+    ],
+)
+def test_a_card_and_its_memory_are_known(monkeypatch, capability, properties, expected):
+    monkeypatch.setattr(on_torch, "choose_device", lambda use_gpu: "cuda")
+    module = SimpleNamespace(get_device_name=lambda: "NVIDIA Alias", device_count=lambda: 1)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(**properties))
+    found = on_torch.find_device(read_settings("llm", {}))
+    assert (found.type, found.device_name) == ("cuda", "NVIDIA Alias")
+    assert (found.emulates_bfloat16, found.is_integrated, found.rated_bandwidth) == expected
 
 
 # The pipeline
@@ -123,19 +123,6 @@ def test_images_are_transformed_as_for_imagenet(monkeypatch):
     assert len(next(read_images(0, "training"))[0].unique(dim=0)) == 2  # cut at random
 
 
-def test_nothing_that_outlives_a_worker_holds_its_pipe(monkeypatch):
-    """The main process would wait five seconds for each worker on a Mac, of which these workers have the settings."""
-    monkeypatch.setenv("LIKE_A_MAC", "1")
-    batches = read_images(2, multiprocessing_context="spawn", timeout=300)
-    kept = [next(batches) for _ in range(4)]  # of both workers: while we have one, a worker's manager lives
-    for worker in batches._workers:
-        worker.terminate()
-        while worker.is_alive():
-            time.sleep(0.01)
-        assert connection.wait([worker.sentinel], timeout=0)
-    assert kept[0][0].is_shared()
-
-
 def prepare_to_receive(worker, prepare=on_torch_images.prepare_worker):
     prepare(worker)
     queues._ForkingPickler = SimpleNamespace(loads=pickle.loads)  # and cannot send: it has no dumps
@@ -145,16 +132,6 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch):
     monkeypatch.setattr(on_torch_images, "prepare_worker", prepare_to_receive)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         next(read_images(2, timeout=300))
-
-
-def test_the_jpeg_pool_is_like_photographs():
-    pools = [data.jpeg_files.__wrapped__(seed, 8) for seed in (0, 0, 1)]
-    files, again, others = ([Path(path).read_bytes() for path in paths] for paths in pools)
-    assert files == again != others
-    sizes = [Image.open(path).size for path in pools[0]]
-    assert all(200 <= side <= 500 for size in sizes for side in size)
-    assert 4 < 8 * sum(map(len, files)) / sum(width * height for width, height in sizes) < 5.5  # bits, as ImageNet's
-    assert all(JpegImagePlugin.get_sampling(Image.open(path)) == 0 for path in pools[0])  # 4:4:4
 
 
 # Threads, models, the compiler
@@ -174,18 +151,11 @@ def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):
-    begun, asked, resets = [], [], []
+    asked = []
     monkeypatch.setattr(torch, "compile", lambda model, dynamic, mode: asked.append(mode) or model)
-    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: begun.append(None))
-    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(None))
     for mode in ("0", "1", "reduce-overhead"):
-        session = open_session("mlp", "training", COMPILE=mode)
-        session.step()
-        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] = 2
-        assert ("torch.compile: 2" in session.context.notes()) == (mode != "0")
-        session.close()
+        open_session("mlp", "training", COMPILE=mode).close()
     assert asked == ["default", "reduce-overhead"]
-    assert (len(begun), len(resets)) == (2, 2)  # CUDA graphs have to know that a step begins
 
 
 def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):

@@ -36,27 +36,6 @@ def test_an_adapter_adds_its_product_to_the_frozen_weights():
         torch.testing.assert_close(module(ids), expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize(("precision", "environ"), [("bfloat16", LORA), ("mixed_bfloat16", {})])
-def test_training_moves_weights_in_16_bits(precision, environ):
-    session = open_llm("training", MODEL="tiny-qwen", PRECISION=precision, **environ)
-    whole = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    assert {weight.dtype for weight in session.model.uncompiled.parameters()} == {whole}
-    before = session.model.last_weight.detach().clone()
-    session.step()
-    assert not torch.equal(session.model.last_weight, before)
-
-
-@pytest.mark.parametrize("model", TINY_DECODERS)
-def test_tied_tables_stay_tied_positions_are_the_librarys_and_weights_keep_their_variance(model):
-    module = open_llm(MODEL=model, PRECISION="bfloat16").model.uncompiled.decoder
-    assert (module.lm_head.weight is module.model.embed_tokens.weight) == TINY_DECODERS[model].tie_word_embeddings
-    fresh = type(module)(module.config).model.rotary_emb.inv_freq
-    assert torch.equal(module.model.rotary_emb.inv_freq.cpu(), fresh)
-    first, second = (layer.self_attn for layer in module.model.layers)
-    assert not torch.equal(first.k_proj.weight, second.k_proj.weight)
-    assert (64 * first.q_proj.weight.float().var()).item() == pytest.approx(1, abs=0.1)
-
-
 @pytest.mark.parametrize("model", TINY_DECODERS)
 @pytest.mark.parametrize(
     ("phase", "environ"), [("prefill", {}), ("decode", {}), ("training", {}), ("training", LORA), ("forward", LORA)]
