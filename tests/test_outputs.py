@@ -148,12 +148,6 @@ def test_a_command_prints(name, tmp_path, monkeypatch, capsys):
     assert not difference, "\n".join(["", *difference, "", "To accept this: REWRITE_OUTPUTS=1"])
 
 
-def test_rows_of_two_devices_are_told_apart():
-    on_cpu = [row | {"device": "cpu"} for row in rows.SCALING]
-    both = report.describe_scaling(rows.SCALING + on_cpu)
-    assert both == f"{report.describe_scaling(rows.SCALING)}\n{report.describe_scaling(on_cpu)}"
-
-
 def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("USE_GPU", "0")  # a Mac in a virtual machine has a GPU that cannot allocate memory
     get_paths = environment.sysconfig.get_paths  # PyTorch asks it, too

@@ -25,13 +25,6 @@ SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE"
 CPU = frameworks.Device("cpu", None, "2.9", 2)
 
 
-def test_torchrun_says_which_rank_this_is():
-    me = ranks.read_ranks(TORCHRUN | {"RANK": "3"})
-    assert (me.rank, me.world_size, me.local_rank, me.nodes, me.are_many) == (3, 4, 1, 2, True)
-    assert (me.share(7), me.share(1)) == (3, 1)
-    assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
-
-
 def test_torchrun_is_started_by_us_alone(monkeypatch, capsys):
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
@@ -67,18 +60,6 @@ class TwoRanks(ranks.Group):
 
     def gather(self, value):
         return [value, self.other]
-
-
-def test_only_rank_0_writes_lines_and_all_have_the_fewest_workers():
-    settings = read_runs("image", {"NUM_WORKERS": "4"})[0].settings
-    assert child.choose_workers(settings, image_workload(settings), TwoRanks(3)) == 3
-    lines, group = [], TwoRanks(3)
-    measurer = child.Measurer(settings, None, CPU, meters.Instruments(), group, lines.append, None)
-    measurer.write({})
-    assert not lines
-    group.ranks = replace(group.ranks, rank=0)
-    measurer.write({})
-    assert [(line["world_size"], line["nodes"]) for line in lines] == [(4, 2)]
 
 
 def test_ranks_must_have_the_same_weights_after_training():

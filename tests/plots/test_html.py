@@ -10,23 +10,10 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.rows import GPU, LLM, MATMUL, PEAK, rate, write
+from tests.rows import LLM, MATMUL, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt;"
-
-# Opens addresses of the page, and tells of it after each; then of a line's details.
-TRIAL = """<script>
-const told = [];
-for (const hash of ["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"]) {
-  location.replace(hash);
-  render(); // again when the browser tells of the new address
-  told.push([at("none").hidden, document.querySelectorAll(".own").length, at("heading").innerText,
-    at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
-}
-document.querySelector("table button").click();
-document.body.dataset.told = [...told, at("facts").innerText.replaceAll("\\n", " ")].join("; ");
-</script></body>"""
 
 
 def read(folder):
@@ -109,34 +96,3 @@ def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     assert (found("m4 pro"), found("m4 p"), found("m4 pr train")) == ([50], [40, 50], [])
     assert (found("4 bits"), found("8 bits"), found("resnet 18"), found("ResNet18")) == ([], [40], [50], [50])
     assert (found("8-bit"), found("8 b"), found("geforce m4 max")) == ([40], [40], [40])
-
-
-def test_the_mean_of_uneven_rows_is_known(folder):
-    write(folder, [rate(10) | {"items": 90, "seconds": 10, "flags": "uneven"}, rate(20) | {"precision": "tf32"}])
-    lines = run_script(read(folder), "readLines(data)")
-    assert {line["value"]: line["mean"] for line in lines} == {10: 9, 20: None}
-
-
-def show(page):
-    """What a browser tells of a page after each address."""
-    # In /usr/bin, because a snap cannot read the files of a test.
-    if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
-        pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
-    page.write_text(page.read_text().replace("</body>", TRIAL))
-    options = ["--headless", "--no-sandbox", f"--user-data-dir={page.parent}", "--window-size=1200,1000"]
-    command = [browser, *options, "--timeout=60000", "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return re.search('data-told="([^"]*)"', dom)[1].split("; ")
-
-
-def test_a_search_and_a_machine_list_every_work(folder):
-    decode = LLM | {"phase": "decode", "depth": "0", "new_tokens": "9"}
-    write(folder, [rate(10), rate(5) | decode, rate(99) | decode | {"flags": "implausible", "seed": 1, "data": "x"}])
-    write(folder, [rate(25), rate(8) | decode, rate(6) | LLM | {"lora_rank": "8"}], "b")
-    write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
-    nothing, gpu, llm, machine, details = show(html.write_page(read(folder), folder / "index.html"))
-    assert nothing.startswith("false | 0 | ")
-    assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
-    assert "| 2 | SmolLM2 135M, decode" in llm  # what is implausible has no bar
-    assert all(words in machine for words in ("| 0 | b |", "3 of 8 lines", "ResNet-50", "LoRA of rank 8"))
-    assert "Machine b, cpu" in details

@@ -1,37 +1,9 @@
 """Verdicts: from the intervals of two rates, and from pairs of processes that were interleaved."""
 
-import math
-
 import pytest
 
-from bench.records.verdict import Rate, compare_runs, name_bottleneck, verdict_of
+from bench.records.verdict import Rate, compare_runs, name_bottleneck
 from tests.rows import ROW
-
-TEN = Rate(10, 9, 11)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "verdict"),
-    [
-        ((2, 1.1, 2.2), "faster"),
-        ((0.5, 0.4, 0.9), "slower"),
-        ((1, 0.995, 1.005), "same"),
-        ((1, 1 / 1.0099, 1.0099), "same"),
-        ((1, 0.9900, 1.0099), "cannot tell"),  # as 1 / 0.99 is above 1.01
-        ((1, 0.9, 1.2), "cannot tell"),
-    ],
-)
-def test_a_verdict_needs_an_interval_on_one_side_of_one(ratio, verdict):
-    assert verdict_of(Rate(*ratio)) == verdict
-    assert verdict_of(Rate(ratio[0])) == "cannot tell"
-
-
-def test_a_ratio_has_the_widest_interval_that_both_allow():
-    assert Rate(20, 18, 22).ratio(TEN) == (2, pytest.approx(18 / 11), pytest.approx(22 / 9))
-    unknown = Rate.of_row({"throughput": "10", "throughput_low": "", "throughput_high": None})
-    for ratio in (Rate(20, 18, 22).ratio(unknown), unknown.ratio(TEN)):
-        assert math.isnan(ratio.low)
-        assert math.isnan(ratio.high)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 from bench.frameworks.pytorch import on_torch
 from bench.settings import read_settings
 from bench.timing import MeasurementError
-from bench.workloads import data, operators
+from bench.workloads import operators
 from tests.frameworks.sessions import measure_and_check
 
 SMALL_CONVOLUTION = functools.partial(
@@ -68,24 +68,3 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
         measure_and_check(open_session(workload, precision))
     assert error.value.status == "wrong_output"
     assert wrong or "float64's by 1.0e-02" in str(error.value)
-
-
-@pytest.mark.parametrize("bits", [8, 11])
-def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch, bits):
-    def short(x):
-        mantissa, exponent = torch.frexp(x)
-        return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
-
-    right = on_torch.OPERATORS["matmul"]
-    wrong = lambda a, b: right(a, b) if len(a) == 1024 else right(short(a), short(b))  # noqa: E731  # a probe has 1024
-    monkeypatch.setitem(on_torch.OPERATORS, "matmul", wrong)
-    with pytest.raises(MeasurementError, match="the output differs"):
-        measure_and_check(open_session(operators.matmul((32, 48, 64))))
-
-
-def test_the_values_of_8_bits_need_no_rounding():
-    normal, floats, integers = (data.draw_pool(precision, 0) for precision in ("float32", "float8_e4m3", "int8"))
-    some = torch.from_numpy(floats[: 2**20])
-    assert torch.equal(some.to(torch.float8_e4m3fn).float(), some)
-    assert np.abs(floats - normal).max() < 0.3
-    assert (integers.min(), integers.max()) == (-127, 127)
