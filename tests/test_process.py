@@ -14,11 +14,10 @@ import pytest
 
 from bench import process
 
-# Children
-
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 from bench import process
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 write, requests = process.open_channel()
 what = os.environ[process.TASK]
 try:

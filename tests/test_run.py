@@ -253,14 +253,12 @@ def test_glibc_keeps_memory_in_each_process_on_a_cpu_unless_the_user_sets_it(run
     ("environ", "groups"),
     [
         ({"MODEL": "alexnet,vgg11"}, "alexnet | vgg11"),
-        ({"BATCH_SIZE": "1,2,3"}, "1, 2, 3"),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
             "inference 1, inference 2 | training 1, training 2",
         ),
         ({"PRECISION": "float32,bfloat16", "COMPILE": "0,1"}, "float32 0, bfloat16 0 | float32 1, bfloat16 1"),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, "1 | 2"),
-        ({"BATCH_SIZE": "1,2", "NUM_IMAGES": "60"}, "1 | 2"),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, "1 4, 1 8 | 2 4 | 2 8"),
     ],
 )

@@ -20,12 +20,6 @@ def read(folder):
     return tables.latest(tables.combine(tables.load(sorted(folder.glob("*.csv")), pytest.fail)))
 
 
-def collect(folder):
-    """Return the lines of the page's data as dicts."""
-    data = html.collect(read(folder))
-    return [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
-
-
 def test_the_committed_page_has_the_script_of_now():
     assert SCRIPT.read_text(encoding="utf-8") in Path("results/index.html").read_text(encoding="utf-8")
 
@@ -37,7 +31,8 @@ def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"processes": 3}])
     write(folder, [alike, alike | {"model": "matmul-8bit"}])
-    lines = collect(folder)
+    data = html.collect(read(folder))
+    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
     assert len({line["work"] for line in lines}) == 6
     (own,) = [line for line in lines if line["value"] == 11]
     assert own["work"] in [line["work"] for line in lines if line["source"] == "https://x.org/a"]

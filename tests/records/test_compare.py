@@ -75,7 +75,6 @@ def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch):
         (FIVE, rate(94) | {"flags": "contended"}, 0),
         (FIVE, rate(94) | {"num_threads": "1"}, 0),
         (FIVE, rate(94) | {"cpu_id": "another"}, 0),
-        (FIVE, rate(200), 0),
     ],
 )
 def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, before, after, status):

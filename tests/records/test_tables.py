@@ -39,11 +39,6 @@ THREE = {"processes": 3}
         ([rate(90) | THREE, rate(110) | THREE | {"method_version": 4} | CONTENDED], {"value": 90}),
         ([rate(90) | THREE | LATER, rate(110) | THREE | {"method_version": 4}], {"value": 110}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
-        # Rows of one run are a result of as many processes.
-        (
-            [rate(90), *(rate(109 + i) | {"process": i, "run_id": "x"} for i in (0, 1, 2, 3) if i)],
-            {"value": 111, "processes": 3},
-        ),
         ([rate(90), rate(110) | {"group": "x"} | THREE], {"value": 110}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),

@@ -13,21 +13,6 @@ def test_a_model_may_be_written_in_capitals_and_a_framework_may_have_other_image
     assert all(describe(command, MODEL=model).model == model.lower() for command, model in asked.items())
 
 
-@pytest.mark.parametrize(
-    ("command", "model", "known"),
-    [("image", "resnet51", "resnet50"), ("llm", "llama", "llama-3.2-1b"), ("mlp", "mlp-0x5", "mlp-5x1024")],
-)
-def test_an_unknown_model_is_refused_with_known_ones(command, model, known):
-    with pytest.raises(SettingError, match=f"MODEL='{model}' .*{known}"):
-        describe(command, MODEL=model)
-
-
-def test_parameters_and_flops_of_an_image_model_are_known_for_one_size():
-    sizes = [describe("image", MODEL="vit_b_16", IMAGE_SIZE=side) for side in ("224", "256")]
-    assert [workload.parameters for workload in sizes] == [86_567_656, None]
-    assert (sizes[0].flops_per_item, sizes[1].flops_per_item) == (pytest.approx(3.5e10, rel=0.03), None)
-
-
 def test_an_mlp_name_gives_its_layers_and_counts_equal_published_ones():
     widths = {"mlp-5x1024": (1024,) * 5, "mlp-3000-1000": (3000, 1000), "mlp-7": (7,)}
     assert {name: hidden_widths(name) for name in widths} == widths
