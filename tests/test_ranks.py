@@ -14,7 +14,6 @@ from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.settings import read_runs
 from bench.timing import MeasurementError
-from image_benchmark import image_workload
 from tests.rows import read_rows
 
 TORCHRUN = {
@@ -23,13 +22,6 @@ TORCHRUN = {
 }
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
 CPU = frameworks.Device("cpu", None, "2.9", 2)
-
-
-def test_torchrun_is_started_by_us_alone(monkeypatch, capsys):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert run.benchmark("image", image_workload) == 2
-    assert "WORLD_SIZE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -91,3 +91,14 @@ def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     assert (found("m4 pro"), found("m4 p"), found("m4 pr train")) == ([50], [40, 50], [])
     assert (found("4 bits"), found("8 bits"), found("resnet 18"), found("ResNet18")) == ([], [40], [50], [50])
     assert (found("8-bit"), found("8 b"), found("geforce m4 max")) == ([40], [40], [40])
+
+
+def test_a_browser_shows_what_the_address_asks_for(folder):
+    # In /usr/bin, because a snap cannot read the files of a test.
+    if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
+        pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
+    write(folder, [rate(10), rate(30) | {"workload": "mlp", "model": "mlp-64"}])
+    page = html.write_page(read(folder), folder / "index.html")
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={folder.parent}", "--timeout=60000", "--dump-dom"]
+    command = [browser, *options, f"{page.as_uri()}#q=mlp"]
+    assert "1 of 2 lines" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -24,7 +24,6 @@ UNKNOWN = LLM | {"phase": "decode", "depth": ""}
         ({"measured_precision": "tf32"}, {"precision": "tf32"}, True),
         ({}, {"measured_precision": "tf32"}, False),
         (UNKNOWN, {"depth": "0", "new_tokens": "128"}, False),
-        (UNKNOWN, {"framework": "mlx"}, True),
         # A peak has no size, but a precision.
         (PEAK, {"matrix_size": "4096x4096x4096", "batch_size": 8}, True),
         (PEAK, MATMUL, False),

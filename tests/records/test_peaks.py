@@ -26,7 +26,6 @@ M4_MAX = {"device": "mps", "device_name": "Apple M4 Max", "gpu_cores": 40, "prec
         (A100 | {"bandwidth": 1.4 * 1555}, True),
         (A100 | {"workload": "bandwidth", "throughput": 1.4 * 1555}, True),
         (LAPTOP | {"bandwidth": 600.0}, True),
-        (LAPTOP | {"bandwidth": 500.0}, False),
         ({"device": "cpu", "device_name": "AMD EPYC", "precision": "float32", "tflops": 1e6}, False),
     ],
 )
