@@ -7,7 +7,7 @@ import itertools
 from dataclasses import replace
 
 from bench.records import results, tables
-from bench.records.columns import COLUMNS, FLAGS, SCHEMA
+from bench.records.columns import COLUMNS, SCHEMA
 from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Comparison, Rate
 from bench.workloads.standard_set import STANDARD_SET
@@ -149,8 +149,6 @@ FAILURES = {
     "one process of three": combine(processes_of(measure(100), measure(102), ROW | DIED)),
     "Ctrl-C": combine(processes_of(measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3}))),
 }
-FLAGGED = measure(13.45, ON_CPU, {"flags": " ".join(FLAGS), "note": "the first batches were slower"})
-FLAGGED = combine(processes_of(FLAGGED))
 
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
@@ -229,6 +227,7 @@ def standard_set(**changes):
 # A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one
 CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
+CARD += [PEAK | SMALL | {"tflops": 0.15}, PEAK | SMALL | {"tflops": 0.3, "flags": "contended"}]
 CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
 DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})

@@ -10,8 +10,6 @@ import pytest
 import measure_all
 from bench import process, run
 from bench.frameworks import Device
-from bench.host import resources
-from bench.host.environment import Card
 from bench.records import results
 from bench.records.rows import work_cells
 from bench.settings import FRAMEWORKS, LACKS, parse_settings, read_runs, read_settings
@@ -96,14 +94,6 @@ def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     works = [{(each.model, each.phase, each.batch_size) for each in plan(MPS, gb)} for gb in (16, 32)]
     assert ("resnet50", "training", 256) in works[1] - works[0]
     assert capsys.readouterr().out.count("ResNet-50 training, batch 256") == 1
-
-
-@pytest.mark.parametrize(("memory", "count", "batch"), [(8188, 0, 256), (81559, 1, 1024)])
-def test_a_card_measures_what_it_can_hold(monkeypatch, memory, count, batch):
-    monkeypatch.setattr(resources, "find_card", lambda: Card("NVIDIA", memory=memory))
-    works = plan(NVIDIA, resources.read_card_gb())
-    assert sum(each.model == "qwen3-30b-a3b" for each in works) == count
-    assert next(each.batch_size for each in works if each.phase == "inference") == batch
 
 
 @pytest.mark.parametrize(

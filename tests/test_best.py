@@ -129,22 +129,9 @@ def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     assert re.search("not tried: .*channels_last", out)
 
 
-def test_a_change_that_fails_is_listed_and_left_out(search):
-    status, out, rows, _ = search(fails=[("bfloat16", "1")])
-    assert (status, rows[-1]["precision"], rows[-1]["compile"]) == (0, "bfloat16", "0")
-    assert re.search("failed: .*wrong_output: NaN", out)
-
-
 def test_a_default_without_a_result_is_an_error(search):
     status, out, rows, _ = search(fails=[("float32", "0")])
     assert (status, "NaN" in out, "To measure it again" in out, len(rows) > 1) == (2, True, False, True)
-
-
-def test_a_search_without_anything_to_try_is_refused(search, monkeypatch):
-    for name, text in DEFAULTS.items():
-        monkeypatch.setenv(name, text)
-    status, out, rows, _ = search()
-    assert (status, rows, "PRECISION" in out) == (2, [], True)
 
 
 def test_what_can_be_pasted_means_the_same(search, monkeypatch):

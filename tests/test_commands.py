@@ -59,23 +59,6 @@ def test_a_python_that_is_none_is_one_line_with_its_name(make, tmp_path, python)
     assert not os.path.exists("made")
 
 
-def test_measurements_are_not_made_at_the_same_time():
-    makefile = "include Makefile\nfirst:; @sleep 0.2; echo first\nsecond:; @echo second\n"
-    command = ["make", "-j2", "-f", "-", "first", "second", "COMMANDS=first second"]
-    printed = subprocess.check_output(command, input=makefile, text=True)
-    assert printed.split() == ["first", "second"]
-
-
-def test_an_environment_whose_python_cannot_run_is_told(tmp_path):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to("gone")
-    (tmp_path / "installed").touch()
-    status, out, err = call("make", "compare", f"VENV={tmp_path}")
-    assert status == 2
-    assert "sudo make clean" in err
-    assert "Traceback" not in out + err
-
-
 def test_a_script_takes_no_arguments():
     status, out, err = call(sys.executable, "mlp_benchmark.py", "--model", "mlp-64")
     assert (status, out, "--model mlp-64" in err, "MODEL=" in err) == (2, "", True, True)

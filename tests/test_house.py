@@ -12,8 +12,7 @@ import pytest
 from bench import run
 from bench.frameworks import FOLDERS as FOLDERS_OF_FRAMEWORKS
 from bench.records import columns
-from bench.settings import DECLARED, EACH, WORKLOADS, read_runs
-from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
+from bench.settings import DECLARED, EACH, WORKLOADS
 
 FOLDERS = tuple(f"bench.frameworks.{folder}." for folder in FOLDERS_OF_FRAMEWORKS.values())
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
@@ -130,15 +129,6 @@ def test_importing_the_scripts_loads_no_framework():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
-def test_a_framework_is_known_everywhere(name):
-    assert name in Path("docs/best.md").read_text().lower()
-    assert list(Path("bench/frameworks").glob(f"*/on_{name}.py"))
-    assert Path(f"tests/frameworks/test_{name}.py").exists()
-    assert Path(f"checks/by_hand_{name}.py").exists()  # of make selfcheck
-    assert name == "torch" or Path(f"requirements/{name}.txt").exists()
-
-
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_workload_is_known_everywhere(name):
     assert callable(getattr(importlib.import_module(Path(run.SCRIPTS[name]).stem), f"{name}_workload"))
@@ -153,11 +143,6 @@ def test_a_setting_that_describes_the_work_has_a_column():
     elsewhere = {"use_gpu": "device", "num_devices": "world_size"}
     each = [name for name in DECLARED if EACH in str(DECLARED[name])]
     assert {elsewhere.get(name, name) for name in each} <= {*columns.WORK, "device"}
-
-
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_a_workload_has_a_default_model_and_phase(name):
-    assert all(run.settings.model and run.settings.phase for run in read_runs(name, {}))
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,9 @@ def print_best(*_):
         print("\n".join(search.describe_answer()), end="\n\n")
 
 
-def compare(before, after, folder):
-    rows.write(folder, before, "before")
-    rows.write(folder, after, "after")
+def print_compare(folder, _):
+    rows.write(folder, rows.BEFORE, "before")
+    rows.write(folder, rows.AFTER, "after")
     compare_results.main({"RESULTS_DIR": str(folder), "A": "before", "B": "after"})
 
 
@@ -122,11 +122,9 @@ COMMANDS = {
     "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
     "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
     "failures": print_failures,
-    "flags": lambda *_: print(report.describe_run(rows.FLAGGED, rows.NOWHERE)),
     "tflops": lambda *_: print(tflops_sweep.describe_sweep(rows.SWEEP, [])),
     "best": print_best,
-    "compare": lambda folder, _: compare(rows.BEFORE, rows.AFTER, folder),
-    "compare_nothing": lambda folder, _: compare([{}], [rows.GPU | {"phase": "inference"}], folder),
+    "compare": print_compare,
     "table": print_table,
     "slices": print_comparisons,
     "doctor": print_doctor,

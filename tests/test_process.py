@@ -14,32 +14,6 @@ import pytest
 
 from bench import process
 
-
-@pytest.fixture(autouse=True)
-def keep_handlers():
-    """run_script() sets the handlers of TERM and HUP; restore pytest's own."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_waits_until_what_starts_processes_is_whole(number):
-    made = []
-
-    def run():
-        with process.deferred_interrupts():
-            os.kill(os.getpid(), number)
-            made.append("whole")
-        made.append("too late")
-
-    assert process.run_script(run) == 130
-    assert made == ["whole"]
-
-
-# Children
-
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 from bench import process

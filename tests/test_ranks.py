@@ -16,7 +16,7 @@ from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.settings import read_runs
 from bench.timing import MeasurementError
-from image_benchmark import choose_workers, image_workload
+from image_benchmark import choose_workers
 from tests.rows import read_rows
 
 TORCHRUN = {
@@ -25,20 +25,6 @@ TORCHRUN = {
 }
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
 CPU = frameworks.Device("cpu", None, "2.9", 2)
-
-
-def test_torchrun_says_which_rank_this_is():
-    me = ranks.read_ranks(TORCHRUN | {"RANK": "3"})
-    assert (me.rank, me.world_size, me.local_rank, me.nodes, me.are_many) == (3, 4, 1, 2, True)
-    assert (me.share(7), me.share(1)) == (3, 1)
-    assert not ranks.read_ranks({"WORLD_SIZE": "4"}).are_many  # another program's variable
-
-
-def test_torchrun_is_started_by_us_alone(monkeypatch, capsys):
-    for name, value in TORCHRUN.items():
-        monkeypatch.setenv(name, value)
-    assert run.benchmark("image", image_workload) == 2
-    assert "WORLD_SIZE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -69,18 +55,6 @@ class TwoRanks(ranks.Group):
 
     def gather(self, value):
         return [value, self.other]
-
-
-def test_only_rank_0_writes_lines_and_all_have_the_fewest_workers():
-    settings = read_runs("image", {"NUM_WORKERS": "4"})[0].settings
-    assert choose_workers(settings, image_workload(settings), TwoRanks(3)) == 3
-    lines, group = [], TwoRanks(3)
-    measurer = child.Measurer(settings, None, CPU, meters.Instruments(), group, lines.append, None)
-    measurer.write({})
-    assert not lines
-    group.ranks = replace(group.ranks, rank=0)
-    measurer.write({})
-    assert [(line["world_size"], line["nodes"]) for line in lines] == [(4, 2)]
 
 
 @pytest.mark.parametrize(("free", "fitting"), [(2**26, 1), (2**31, 2), (2**40, 8)])

@@ -13,7 +13,7 @@ from bench.child import COMPARING
 from bench.host import environment
 from bench.host.environment import Card, read_host
 from bench.records import report, results, tables
-from bench.records.rows import complete_row, make_rows
+from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
@@ -34,7 +34,7 @@ def work(child):
         return 2
     if what == "dies at once":
         return -11
-    child.write(**of_this, status="begun", note="building")
+    child.write(**of_this, **rate(9.0), status="begun", note="building")
     child.note(batch_size, "works")
     is_together = not child.requests
     if what == "never fits" or (is_together and what == "too large"):
@@ -171,7 +171,7 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
     monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
     host = read_host(machine) | {"cpu_name": "Some CPU 1", "cpu_count": 2, "card_is_shared": True}
     monkeypatch.setenv("HOME", "/home/alice")
-    line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc -I/home/alice/x"}
+    line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc\n-I/home/alice/x"}
     row = complete_row(host, line, run_id="id", process=1)
     run.store(tmp_path, [row])
     (stored,) = read_rows(tmp_path / f"{file}.csv")
@@ -191,12 +191,6 @@ def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_pat
 def test_a_child_that_dies_leaves_a_row(run_all, end, status, throughput, words):
     *_, (dead,) = run_all(end, RUNS="1")
     assert (dead["status"], dead["throughput"], words in dead["note"]) == (status, throughput, True)
-
-
-def test_the_row_of_a_death_has_no_rate_of_windows_that_are_not_complete():
-    begun = {"status": "begun", "note": "measuring", "device": "cpu", "throughput": 5.0}
-    (row,) = make_rows(read_host("m"), [begun], ("crashed", "signal 11"))
-    assert (row["status"], row["note"], row["throughput"]) == ("crashed", "signal 11", None)
 
 
 def test_ctrl_c_stores_what_was_complete(run_all):
@@ -248,47 +242,23 @@ def test_without_room_for_two_they_run_one_after_the_other(compare, caplog, last
     assert "one at a time" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("environ", "card", "kept"),
-    [
-        ({"USE_GPU": "0"}, Card("NVIDIA H200"), "1000000000000"),
-        ({}, Card("NVIDIA H200"), None),
-        ({"MALLOC_TRIM_THRESHOLD_": "7"}, None, "7"),
-    ],
-)
-def test_glibc_keeps_memory_in_each_process_on_a_cpu(run_all, children, monkeypatch, environ, card, kept):
-    monkeypatch.setattr(environment, "find_card", lambda: card)
-    monkeypatch.delenv("USE_GPU", raising=False)
-    *_, rows = run_all("ok", RUNS="1", **environ)
-    assert {child.environ.get("MALLOC_TRIM_THRESHOLD_") for child in children.started} == {kept}
-    assert not any("MALLOC_TRIM_THRESHOLD_=1000" in row["allocator"] for row in rows)  # it is not the user's
-
-
-@pytest.mark.parametrize(
-    ("models", "stored"),
-    [
-        (("ok", "interrupts", "ok"), [("interrupts", "5")]),
-        (("ok", "interrupts later"), [("ok", "5"), ("interrupts later", "6")]),
-    ],
-)
-def test_ctrl_c_in_a_slice_keeps_what_was_complete(compare, children, models, stored):
-    status, _, rows, _ = compare(*models)
-    assert (status, [(row["model"], row["process_rates"]) for row in rows]) == (130, stored)
-    assert all(child.exit_status is not None for child in children.started if child.progress)
+def test_glibc_keeps_memory_in_each_process_on_a_cpu_unless_the_user_sets_it(run_all, children):
+    for environ, kept in (({}, "1000000000000"), ({"MALLOC_TRIM_THRESHOLD_": "7"}, "7")):
+        *_, rows = run_all("ok", RUNS="1", **environ)
+        assert {child.environ.get("MALLOC_TRIM_THRESHOLD_") for child in children.started} == {kept}
+        assert not any("MALLOC_TRIM_THRESHOLD_=1000" in row["allocator"] for row in rows)  # it is not the user's
 
 
 @pytest.mark.parametrize(
     ("environ", "groups"),
     [
         ({"MODEL": "alexnet,vgg11"}, "alexnet | vgg11"),
-        ({"BATCH_SIZE": "1,2,3"}, "1, 2, 3"),
         (
             {"PHASE": "inference,training", "BATCH_SIZE": "1,2"},
             "inference 1, inference 2 | training 1, training 2",
         ),
         ({"PRECISION": "float32,bfloat16", "COMPILE": "0,1"}, "float32 0, bfloat16 0 | float32 1, bfloat16 1"),
         ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, "1 | 2"),
-        ({"BATCH_SIZE": "1,2", "NUM_IMAGES": "60"}, "1 | 2"),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, "1 4, 1 8 | 2 4 | 2 8"),
     ],
 )

@@ -7,11 +7,9 @@ import re
 import pytest
 
 import bench
-import submit_results
 from bench.host import environment
 from bench.host.environment import list_cards, read_mac
 from bench.records.rows import complete_row
-from bench.settings import SettingError
 
 
 @pytest.mark.parametrize(
@@ -125,9 +123,3 @@ def test_only_changed_programs_make_the_commit_dirty(monkeypatch, tmp_path):
     assert environment.find_commit() == commit
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"
-    (tmp_path / "unpacked").mkdir()
-    monkeypatch.setattr(environment, "ROOT", tmp_path / "unpacked")  # a ZIP file inside another repository
-    assert environment.find_commit() is None
-    monkeypatch.setattr(submit_results, "ROOT", tmp_path / "unpacked")
-    with pytest.raises(SettingError, match="git clone"):
-        submit_results.find_base()

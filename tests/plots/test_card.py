@@ -4,12 +4,10 @@ import pytest
 
 from bench.plots import card, frames
 from bench.records import tables
-from bench.workloads.standard_set import STANDARD_SET
-from tests.rows import GPU, PEAK, rate, standard_set, write
+from tests.rows import rate, standard_set, write
 
 LATER = "2030-11-20T11:34:42+00:00"
 OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "16", "phase": "inference"}
-OF_THE_CPU = [line for line in STANDARD_SET if line.suits("cpu", "torch")]
 
 
 def make(folder, framework="torch"):
@@ -20,7 +18,7 @@ def bars(folder):
     return [row for block in make(folder).blocks for row in block]
 
 
-def test_published_machines_are_those_that_compare_with_most_of_it(folder):
+def test_published_machines_of_the_same_work_are_next_to_ours(folder):
     write(folder, standard_set())
     bad = {"compile": "1", "precision": "mixed_float16", "scope": "end_to_end", "image_size": "320", "phase": "forward"}
     bad |= {"status": "unsynchronised", "model": "vgg16"}
@@ -29,24 +27,6 @@ def test_published_machines_are_those_that_compare_with_most_of_it(folder):
     names = [row["device_name"] for row in bars(folder)]
     assert names[1] == "good"
     assert names.count("Example CPU") == len(names) - 1
-    for name, places in {"gpu 4": [4], "gpu 5": [5], "both": [0, 2], "gpu 6": [6]}.items():
-        for line in (OF_THE_CPU[i] for i in places):
-            about = {"device_name": name, "workload": line.workload, "model": line.model, "phase": line.phase}
-            about |= {"batch_size": line.batch_size, "image_size": None}
-            write(folder, [OTHERS | about], "published")
-    shown = {row["device_name"] for row in bars(folder) if row["published"]}
-    assert "both" in shown
-    assert len(shown) == card.MOST_PUBLISHED
-
-
-def test_one_row_of_a_gpu_does_not_hide_the_card_of_the_cpu(folder):
-    write(folder, [*standard_set(), GPU | rate(900) | {"machine": "a", "batch_size": 64}])
-    assert {row["kind"] for row in bars(folder)} == {"cpu"}
-
-
-@pytest.mark.parametrize(("share", "words"), [(0.38, "38"), (0.0151, "2"), (0.0149, "1"), (0.0042, "0.4")])
-def test_a_small_share_is_not_zero_percent(share, words):
-    assert card.format_percent(share) == words
 
 
 def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_machine_are_shown(folder):
@@ -63,28 +43,3 @@ def test_the_latest_lines_with_the_settings_of_the_set_and_the_peaks_of_the_mach
     assert [rate for rate, *_ in made.tiles] == ["0.2 TFLOP/s"]
     assert {row["of_peak"] for row in bars(folder) if row["of_peak"] > 0} == {0.5}
     assert make(folder, framework="tensorflow") is None
-
-
-def test_what_an_earlier_run_or_another_framework_measured_says_so(folder):
-    whole = [
-        rate(speed) | {"scope": scope, "phase": "inference"} for scope, speed in (("input", 900), ("end_to_end", 90))
-    ]
-    write(folder, [*standard_set(), *(row | {"run_id": 0, "batch_size": 16} for row in whole)])
-    write(folder, [PEAK | {"framework": "jax", "tflops": "0.5"}])
-    assert any("files, bottleneck: the model" in words for words in make(folder).limits)
-    assert [words for _, *words in make(folder).tiles] == [["float32 matmul", "in JAX"]]
-    write(folder, [rate(90) | {"phase": "inference", "processes": 3, "run_id": "x", "timestamp": LATER}])
-    assert any("another run" in words for words in make(folder).limits)
-    write(folder, [rate(90)], "b")
-    assert (make(folder).name, make(folder).subtitle.split()[0]) == ("a", "Example")
-
-
-def test_the_card_is_stored_and_doubts_only_what_is_flagged(folder):
-    write(folder, standard_set())
-    assert make(folder).doubts == []
-    first, *_ = standard_set(flags="drift", timestamp=LATER, run_id="x")
-    write(folder, [first])
-    (doubt,) = make(folder).doubts
-    assert "ResNet-50 inference" in doubt
-    assert "a-torch.png" in card.finish(folder, "a", "torch")[-1]
-    assert (folder / "cards" / "a-torch.png").stat().st_size

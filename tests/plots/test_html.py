@@ -10,33 +10,14 @@ import pytest
 
 from bench.plots import html
 from bench.records import tables
-from tests.rows import GPU, LLM, MATMUL, PEAK, rate, write
+from tests.rows import LLM, MATMUL, PEAK, rate, write
 
 SCRIPT = Path("bench/plots/page.js")
 HOSTILE = "</script><script>alert(1)</script><!-- \"'&lt;"
 
-# Opens addresses of the page, and tells of it after each; then of a line's details.
-TRIAL = """<script>
-const told = [];
-for (const hash of ["#q=5070", "#q=EXAMPLE-GPU+fine-tuning", "#phase=decode&q=", "#shown=b"]) {
-  location.replace(hash);
-  render(); // again when the browser tells of the new address
-  told.push([at("none").hidden, document.querySelectorAll(".own").length, at("heading").innerText,
-    at("count").innerText, at("table").innerText.replaceAll(/\\s+/g, " ")].join(" | "));
-}
-document.querySelector("table button").click();
-document.body.dataset.told = [...told, at("facts").innerText.replaceAll("\\n", " ")].join("; ");
-</script></body>"""
-
 
 def read(folder):
     return tables.latest(tables.combine(tables.load(sorted(folder.glob("*.csv")), pytest.fail)))
-
-
-def collect(folder):
-    """Return the lines of the page's data as dicts."""
-    data = html.collect(read(folder))
-    return [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
 
 
 def test_the_committed_page_has_the_script_of_now():
@@ -50,7 +31,8 @@ def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     write(folder, [{"image_size": "32"}, {"image_size": "", "source": "https://x.org/a"}, {"world_size": "2"}])
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"processes": 3}])
     write(folder, [alike, alike | {"model": "matmul-8bit"}])
-    lines = collect(folder)
+    data = html.collect(read(folder))
+    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
     assert len({line["work"] for line in lines}) == 6
     (own,) = [line for line in lines if line["value"] == 11]
     assert own["work"] in [line["work"] for line in lines if line["source"] == "https://x.org/a"]
@@ -111,32 +93,12 @@ def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     assert (found("8-bit"), found("8 b"), found("geforce m4 max")) == ([40], [40], [40])
 
 
-def test_the_mean_of_uneven_rows_is_known(folder):
-    write(folder, [rate(10) | {"items": 90, "seconds": 10, "flags": "uneven"}, rate(20) | {"precision": "tf32"}])
-    lines = run_script(read(folder), "readLines(data)")
-    assert {line["value"]: line["mean"] for line in lines} == {10: 9, 20: None}
-
-
-def show(page):
-    """What a browser tells of a page after each address."""
+def test_a_browser_shows_what_the_address_asks_for(folder):
     # In /usr/bin, because a snap cannot read the files of a test.
     if not (browser := shutil.which("google-chrome", path="/usr/bin") or shutil.which("chromium", path="/usr/bin")):
         pytest.skip("neither google-chrome nor chromium in /usr/bin: nothing here shows a page")
-    page.write_text(page.read_text().replace("</body>", TRIAL))
-    options = ["--headless", "--no-sandbox", f"--user-data-dir={page.parent}", "--window-size=1200,1000"]
-    command = [browser, *options, "--timeout=60000", "--dump-dom", page.as_uri()]
-    dom = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return re.search('data-told="([^"]*)"', dom)[1].split("; ")
-
-
-def test_a_search_and_a_machine_list_every_work(folder):
-    decode = LLM | {"phase": "decode", "depth": "0", "new_tokens": "9"}
-    write(folder, [rate(10), rate(5) | decode, rate(99) | decode | {"flags": "implausible", "seed": 1, "data": "x"}])
-    write(folder, [rate(25), rate(8) | decode, rate(6) | LLM | {"lora_rank": "8"}], "b")
-    write(folder, [rate(40) | GPU, rate(30) | LLM | GPU], "example-gpu")
-    nothing, gpu, llm, machine, details = show(html.write_page(read(folder), folder / "index.html"))
-    assert nothing.startswith("false | 0 | ")
-    assert all(words in gpu for words in ("| 0 |", "2 of 8 lines", "ResNet-50", "SmolLM2"))
-    assert "| 2 | SmolLM2 135M, decode" in llm  # what is implausible has no bar
-    assert all(words in machine for words in ("| 0 | b |", "3 of 8 lines", "ResNet-50", "LoRA of rank 8"))
-    assert "Machine b, cpu" in details
+    write(folder, [rate(10), rate(30) | {"workload": "mlp", "model": "mlp-64"}])
+    page = html.write_page(read(folder), folder / "index.html")
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={folder.parent}", "--timeout=60000", "--dump-dom"]
+    command = [browser, *options, f"{page.as_uri()}#q=mlp"]
+    assert "1 of 2 lines" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

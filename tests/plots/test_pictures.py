@@ -10,7 +10,7 @@ import pytest
 import plot_results
 from bench.plots import pictures
 from bench.settings import SettingError
-from tests.rows import FAILED, GPU, MATMUL, rate, write
+from tests.rows import FAILED, GPU, MATMUL, rate, standard_set, write
 
 CITED = {"source": "https://x"}
 OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
@@ -21,7 +21,6 @@ LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": 
 DECODE = LLM | {"phase": "decode", "depth": "0"}
 OURS = GPU | {"batch_size": "64"}
 DEEP = DECODE | rate(5) | {"new_tokens": "127"}
-PEAK = MATMUL | {"model": "matmul-peak", "tflops": "700"}
 
 
 def values_in(figure):
@@ -48,16 +47,6 @@ def values_in(figure):
         (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
         (pictures.mlp, [rate(5000) | MLP, rate(2500) | MLP | CITED], [2500, 5000]),
-        # A peak has one bar of ours for each chip, and one that was published.
-        (
-            pictures.standard_set_gpu,
-            [
-                PEAK | GPU,
-                PEAK | GPU | {"tflops": "790", "device_name": "x"} | CITED,
-                PEAK | CITED | GPU | {"tflops": 9},
-            ],
-            [9, 700, 790],
-        ),
     ],
 )
 def test_the_rows_of_a_picture(folder, load, picture, rows, values):
@@ -88,9 +77,9 @@ def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):
     write(folder, [rate(10) | CITED, rate(5) | MLP])
     assert [path.name for path in plot_results.plot(folder, lambda line: None)][:-2] == ["mlp.png"]
     assert "standard_set_cpu" not in (folder / "README.md").read_text()
-    write(folder, [rate(10)])
+    write(folder, standard_set())
     *drawn, written, page = plot_results.plot(folder, lambda line: None)
-    assert folder / "plots" / "standard_set_cpu.png" in drawn
+    assert {folder / "plots" / "standard_set_cpu.png", folder / "cards" / "a-torch.png"} <= {*drawn}
     assert "(plots/standard_set_cpu.png)" in written.read_text()
     assert all(path.stat().st_size > 1000 for path in (*drawn, page))
 

@@ -11,10 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from bench.host.environment import read_host
 from bench.records import columns, results, tables
 from bench.records.results import ResultsError
-from bench.records.rows import complete_row
 from bench.timing import METHOD_VERSION
 
 OLD = ["schema", "machine", "run_id", "process", "timestamp", "status", "throughput", "note"]
@@ -38,11 +36,6 @@ def test_a_row_comes_back_as_it_was_written(path):
     first, second = read(path)
     assert (first["throughput"], first["parameters"], first["note"]) == (12.3457, 25557032, 'a "quote", 1')
     assert math.isnan(second["throughput"])
-
-
-def test_a_row_controls_no_terminal_and_has_no_line_breaks():
-    note = complete_row(read_host("m"), {"device": "cpu", "note": "\x1b[31mtwo\nlines\udcff" + "d" * 20_000})["note"]
-    assert (note[:15], len(note)) == ("\ufffd[31mtwo lines\ufffd", 10_000)
 
 
 @pytest.mark.parametrize("header", [*["device,fps", "schema,machine,machine", "schema,machine,sead"], "{" * 5000])

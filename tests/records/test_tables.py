@@ -39,11 +39,6 @@ THREE = {"processes": 3}
         ([rate(90) | THREE, rate(110) | THREE | {"method_version": 4} | CONTENDED], {"value": 90}),
         ([rate(90) | THREE | LATER, rate(110) | THREE | {"method_version": 4}], {"value": 110}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
-        # Rows of one run are a result of as many processes.
-        (
-            [rate(90), *(rate(109 + i) | {"process": i, "run_id": "x"} for i in (0, 1, 2, 3) if i)],
-            {"value": 111, "processes": 3},
-        ),
         ([rate(90), rate(110) | {"group": "x"} | THREE], {"value": 110}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
@@ -62,12 +57,6 @@ def test_every_setup_is_a_line_that_says_so(write):
     assert lines == [(1000, "64 threads"), (50, "power limit 450 W, 1 thread")]
     cards = summary(*(write({"power_limit_watts": watts}, machine=watts) for watts in ("400", "600")))
     assert cards["setup"].tolist() == ["power limit 400 W", "power limit 600 W"]
-
-
-def test_published_figures_are_lines_of_their_own_next_to_own_ones(write):
-    cited = {"source": "https://x"}
-    found = summary(write(rate(5), rate(826) | cited, rate(1218) | cited | {"status": "cpu_time"}))
-    assert found[["value", "published"]].to_numpy().tolist() == [[5, False], [826, True], [1218, True]]
 
 
 # The processes of a run
@@ -123,15 +112,3 @@ def test_what_failed_or_was_interrupted_counts_only_if_there_is_nothing_else(sta
     (found,) = combine_all(row(3.0), left)
     assert (found["status"], found["process_rates"]) == ("ok", "3")
     assert all(words in found["note"] for words in ("1 of 2", status, "x"))
-
-
-@pytest.mark.parametrize(("device", "pipeline", "name"), [(10.0, 90.0, "device"), (90.0, 10.0, "input")])
-def test_the_part_that_limits_the_end_to_end_rate_is_named_when_it_is_read(device, pipeline, name):
-    rates = {"device": device, "input": pipeline, "end_to_end": 9.0}
-    cells = {"flags": "short", "process": 1, "note": "x"}
-    some = [row(rate, rate * 0.99, rate * 1.01, scope=scope, **cells) for scope, rate in rates.items()]
-    found = combine(some)[-1]
-    flags = "" if name == "device" else "short"  # with a full queue at both ends the rate is not inflated
-    assert (found["bottleneck"], found["flags"], found["note"].endswith("; x")) == (name, flags, True)
-    assert not combine(some[:2])[-1]["bottleneck"]
-    assert not combine([some[0] | {"run_id": "other"}, *some[1:]])[-1]["bottleneck"]

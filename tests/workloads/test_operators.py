@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from bench.frameworks.pytorch import on_torch
 from bench.settings import read_settings
 from bench.timing import MeasurementError
-from bench.workloads import data, operators
+from bench.workloads import operators
 from tests.frameworks.sessions import measure_and_check
 
 SMALL_CONVOLUTION = functools.partial(
@@ -35,27 +34,19 @@ def open_session(workload, precision="float32"):
     return on_torch.open_session(workload, settings, "device")
 
 
-def off_by_one(a, b):
-    return torch._int_mm(a, b.t()) + 1
-
-
-def off_by_a_fifth(a, b):
-    return 1.2 * (a.float() @ b.float().t())
-
-
 # Other precisions, and what is measured, are in tests/frameworks/test_contract.py.
 @pytest.mark.parametrize(
-    ("build", "precision", "wrong"),
+    ("build", "precision", "factor"),
     [
-        (lambda: operators.matmul((32, 48, 40)), "float32", None),
-        (lambda: operators.convolution_1x1((32, 48, 40)), "float32", None),
-        (SMALL_CONVOLUTION, "float32", None),
-        *((build, "float32", None) for build in BANDWIDTHS),
-        (lambda: operators.matmul((32, 48, 40), "int8"), "int8", off_by_one),
-        (lambda: operators.matmul((32, 48, 64), "float8_e4m3"), "float8_e4m3", off_by_a_fifth),
+        (lambda: operators.matmul((32, 48, 40)), "float32", 1.01),
+        (lambda: operators.convolution_1x1((32, 48, 40)), "float32", 1.01),
+        (SMALL_CONVOLUTION, "float32", 1.01),
+        *((build, "float32", 1.01) for build in BANDWIDTHS),
+        (lambda: operators.matmul((32, 48, 40), "int8"), "int8", 1.01),
+        (lambda: operators.matmul((32, 48, 64), "float8_e4m3"), "float8_e4m3", 1.2),
     ],
 )
-def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, wrong):
+def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, factor):
     for name, value in (("COPY_NUMBERS", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
         monkeypatch.setattr(operators, name, value)
     workload = build()
@@ -63,29 +54,8 @@ def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision,
     measure_and_check(session)
     assert np.isfinite(session.read())
     right = on_torch.OPERATORS[workload.model]
-    monkeypatch.setitem(on_torch.OPERATORS, workload.model, wrong or (lambda *operands: right(*operands) * 1.01))
+    monkeypatch.setitem(on_torch.OPERATORS, workload.model, lambda *operands: right(*operands) * factor)
     with pytest.raises(MeasurementError, match="the output differs") as error:
         measure_and_check(open_session(workload, precision))
     assert error.value.status == "wrong_output"
-    assert wrong or "float64's by 1.0e-02" in str(error.value)
-
-
-@pytest.mark.parametrize("bits", [8, 11])
-def test_an_operator_of_fewer_bits_than_the_probe_showed_is_refused(monkeypatch, bits):
-    def short(x):
-        mantissa, exponent = torch.frexp(x)
-        return torch.ldexp((mantissa * 2**bits).round() / 2**bits, exponent)
-
-    right = on_torch.OPERATORS["matmul"]
-    wrong = lambda a, b: right(a, b) if len(a) == 1024 else right(short(a), short(b))  # noqa: E731  # a probe has 1024
-    monkeypatch.setitem(on_torch.OPERATORS, "matmul", wrong)
-    with pytest.raises(MeasurementError, match="the output differs"):
-        measure_and_check(open_session(operators.matmul((32, 48, 64))))
-
-
-def test_the_values_of_8_bits_need_no_rounding():
-    normal, floats, integers = (data.draw_pool(precision, 0) for precision in ("float32", "float8_e4m3", "int8"))
-    some = torch.from_numpy(floats[: 2**20])
-    assert torch.equal(some.to(torch.float8_e4m3fn).float(), some)
-    assert np.abs(floats - normal).max() < 0.3
-    assert (integers.min(), integers.max()) == (-127, 127)
+    assert precision != "float32" or "float64's by 1.0e-02" in str(error.value)
