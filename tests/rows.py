@@ -110,7 +110,7 @@ TRAINING = combine(
     [
         *repeat(measure(2498, ON_GPU, POWER)),
         *repeat(measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9})),
-        *repeat(measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "drift"})),
+        *repeat(measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "page_faults"})),
         *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
     ]
 )
@@ -160,7 +160,7 @@ SWEEP = [
     ROW | PEAK | SMALL | {"tflops": 0.1785, "note": "the best size, measured again"},
     ROW | CONVOLUTION | {"batch_size": 4, "image_size": 256, "tflops": 0.19},
     ROW | MATMUL | SMALL | BFLOAT16 | {"tflops": 0.378},
-    ROW | MATMUL | LARGE | BFLOAT16 | {"tflops": 0.41, "flags": "drift"},
+    ROW | MATMUL | LARGE | BFLOAT16 | {"tflops": 0.41, "flags": "page_faults"},
     ROW | PEAK | LARGE | BFLOAT16 | {"tflops": 0.404},
     ROW | COPY | {"throughput": 35.0},
     ROW | MATMUL | SMALL | INT8 | {"tflops": 0.808},
@@ -189,7 +189,7 @@ BEFORE = [
 ]
 AFTER = [
     FIVE | rate(200) | LATER,
-    FIVE | rate(5) | LATER | {"model": "vgg16", "flags": "drift contended"},
+    FIVE | rate(5) | LATER | {"model": "vgg16", "flags": "page_faults contended"},
     FIVE | rate(50) | LATER | {"model": "vit_b_16"},
     FIVE | rate(70.1, 0.001) | LATER | {"model": "convnext_tiny"},
     ONE | rate(8) | LATER | {"model": "vgg11"},
@@ -229,6 +229,6 @@ CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" els
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
 CARD += [PEAK | SMALL | {"tflops": 0.15}, PEAK | SMALL | {"tflops": 0.3, "flags": "contended"}]
 CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
-DIRTY = {"flags": "drift", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
+DIRTY = {"flags": "page_faults", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
 PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

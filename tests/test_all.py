@@ -158,6 +158,6 @@ def test_what_was_refused_is_left_out_of_later_rounds(make_all):
 
 
 def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):
-    make_all.flags = "drift contended"
+    make_all.flags = "page_faults contended"
     assert len(make_all()[1]) == 2 * QUICK
     assert make_all()[1] == []

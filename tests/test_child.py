@@ -20,7 +20,7 @@ from bench.workloads import cifar10, data
 from bench.workloads.workload import Workload
 from image_benchmark import ImageSizes
 from mlp_benchmark import mlp_workload
-from tests.fakes import Clock
+from tests.fakes import Clock, measure_of_command
 from tests.frameworks import on_numpy
 
 
@@ -152,6 +152,7 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
     sizes = {"batch_bytes": 8000 * inputs, "resident_bytes": 2 * 10**6}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
     assert line["status"] == ("ok" if fits else "out_of_memory")
+    assert fits or ("BATCH_SIZE" in line["note"] and "SIZES" not in line["note"])  # a setting of the command
 
 
 def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):

@@ -29,24 +29,25 @@ LAYERS = [
     ["bench.child"],
     ["bench.run", "bench.plots"],
     ["bench.doctor"],
-    [path.stem for path in SCRIPTS],
+    [path.stem for path in SCRIPTS if path.stem != "measure_all"],
+    ["measure_all"],  # it prints what the others do
 ]
 # The rooms of the house: most lines (of documents most words), and their files, less those of the rooms before.
 CEILINGS = {
-    "settings": (362, "bench/settings.py"),
-    "run, process, child": (818, "bench/run.py", "bench/process.py", "bench/child.py"),
-    "scripts": (1350, "*.py"),
+    "settings": (361, "bench/settings.py"),
+    "run, process, child": (781, "bench/run.py", "bench/process.py", "bench/child.py"),
+    "scripts": (1468, "*.py"),
     "check": (395, "bench/check.py", "bench/precision.py"),
     "doctor, packages": (141, "bench/*.py"),
-    "timing": (416, "bench/timing/*.py"),
-    "frameworks": (2348, "bench/frameworks/**/*.py"),
-    "host": (555, "bench/host/*.py"),
-    "workloads": (551, "bench/workloads/*.py"),
-    "records": (1154, "bench/records/*.py"),
-    "plots": (739, "bench/plots/*.py"),
+    "timing": (401, "bench/timing/*.py"),
+    "frameworks": (2347, "bench/frameworks/**/*.py"),
+    "host": (546, "bench/host/*.py"),
+    "workloads": (519, "bench/workloads/*.py"),
+    "records": (1077, "bench/records/*.py"),
+    "plots": (738, "bench/plots/*.py"),
     "page.js": (207, "bench/plots/page.js"),
     "checks/": (416, "checks/*.py"),
-    "tests/": (7_404, "tests/**/*.py"),
+    "tests/": (6_500, "tests/**/*.py"),
     "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import image_benchmark
-
 from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.settings import read_runs

@@ -134,8 +134,7 @@ FLAGS = {
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of this part's time: a larger BATCH_SIZE reduces its share",
-    "short": "few batches were measured, so those prepared in advance may inflate the rate: set a larger "
-    "MAX_SECONDS",
+    "short": "few batches were measured, so those prepared in advance may inflate the rate: set a larger MAX_SECONDS",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the loss is inf, NaN, or ten times the first: choose another PRECISION",

@@ -11,6 +11,7 @@ time.perf_counter is the clock of card.c: what is measured can be compared with 
 import ctypes
 import sys
 import time
+from typing import ClassVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -40,7 +41,7 @@ def on_cpu(tensor):
 class Kernels(TorchDispatchMode):
     """Computes the operators whose operands are on the card, in a time that tests change."""
 
-    seconds_of = {}  # of the card, by the name of an operator, such as "addmm"
+    seconds_of: ClassVar = {}  # of the card, by the name of an operator, such as "addmm"
     seconds = 0.001  # for those without a time of their own
     host_seconds = 1e-6  # for each operator
 

@@ -115,5 +115,5 @@ def test_rates_are_true(run, monkeypatch, script, phases, limit):
             assert ratio < 0.95
             assert row["phase"] in ("backward", "optimizer")
         else:
-            assert row["flags"] == ""
+            assert row["flags"] in ("", "page_faults")  # the memory of this card is the host's
             assert {"card": 0.999, "host": 0.985}[limit] < ratio < 1.0001

@@ -1,4 +1,4 @@
-"""A fake framework in one file, which is its own reference, for tests of all else: a linear classifier in NumPy. Some models fail as their names say."""
+"""A fake framework in one file, its own reference: a linear classifier. Some models fail as their names say."""
 
 import functools
 import itertools

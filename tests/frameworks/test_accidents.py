@@ -41,7 +41,7 @@ CASES = {  # (operator, change, script and phase, settings, words of the refusal
     # Inference, 10, 52, 54 to 56, 58, 61
     # tensorflow#1299, Theano#3971; mlx#665, #3480; pytorch#97239, #116769
     "more than 8 items": ("linear", lambda y: 1.7 * y if len(y) > 8 else y, "mlp inference", BATCH_OF_12, "CPU's"),
-    "last rows are zero": ("linear", lambda y: torch.cat([y[:-2], 0 * y[-2:]]), "mlp inference", {}, "is all zero"),
+    "last rows are zero": ("linear", lambda y: torch.cat([y[:-2], 0 * y[-2:]]), "mlp inference", {}, "too small"),
     "not finite": ("linear", lambda y: torch.cat([y[:-2], y[-2:] / 0]), "mlp inference", {}, "infinities"),
     "past a column": ("linear", lambda y: y * (torch.arange(y.shape[1]) < 32), "mlp inference", BATCH_OF_12, "CPU's"),
     "inverted logits": ("linear", lambda y: -y, "llm prefill", {}, "CPU's"),

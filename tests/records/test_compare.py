@@ -7,7 +7,7 @@ from bench import process
 from bench.plots import table
 from bench.records import results
 from bench.records.columns import COLUMNS
-from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
+from tests.rows import FIVE, GPU, rate, standard_set, write
 
 PUBLISHED = GPU | {"machine": "x", "source": "https://x"}
 
@@ -117,7 +117,7 @@ def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(t
     monkeypatch.setenv("COLUMNS", columns)
     for name, factor in (("a", 1), ("b" * 30, 2), ("c" * 30, 0.5)):
         rows = [row | rate(factor * row["throughput"]) for row in standard_set(**GPU | {"machine": name})]
-        rows[0] |= {"flags": "contended" if factor < 1 else "drift"}
+        rows[0] |= {"flags": "contended" if factor < 1 else "page_faults"}
         write(tmp_path, rows if name == "a" else [*rows[:5], *rows[-3:]], name)
     lines = table.describe_set(tmp_path, pytest.fail).splitlines()
     cells = " ".join(lines).split("|")

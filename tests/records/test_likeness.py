@@ -51,7 +51,6 @@ def describe(folder, other):
         {"batch_size": 64},
         {"device": "cpu"},
         {"flags": "contended"},
-        {"flags": "implausible"},
         {"status": "interrupted"},
         {"machine": GPU["machine"]},  # this computer
         CITED | {"status": "cpu_time"},

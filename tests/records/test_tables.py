@@ -19,7 +19,7 @@ def summary(*paths):
 
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
 LATER = {"timestamp": "2030-01-01T00:00:00+00:00"}
-CONTENDED = {"flags": "drift contended"} | LATER
+CONTENDED = {"flags": "page_faults contended"} | LATER
 THREE = {"processes": 3}
 
 
@@ -90,8 +90,8 @@ def test_quantities_and_runs_stay_apart():
 
 
 def test_the_flags_of_all_processes_and_the_largest_error_are_kept():
-    (found,) = combine_all(row(3.0, output_error=0.3, flags="drift"), row(4.0, output_error=0.1, flags="short drift"))
-    assert (found["output_error"], found["flags"]) == (0.3, "drift short")
+    (found,) = combine_all(row(3.0, output_error=0.3, flags="uneven"), row(4.0, output_error=0.1, flags="short uneven"))
+    assert (found["output_error"], found["flags"]) == (0.3, "uneven short")
     assert combine_all(row(3.0))[0]["output_error"] is None
 
 

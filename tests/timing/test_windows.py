@@ -15,7 +15,6 @@ from bench import check
 from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Rate, verdict_of
 from bench.timing import MeasurementError
-from bench.timing.intervals import has_drift
 from bench.timing.windows import Timer
 from tests.fakes import Clock, Device
 from tests.rows import ROW
@@ -198,14 +197,6 @@ def test_windows_outlast_the_time_that_a_device_needs_to_get_going_again():
 
     fake = Idling(Clock(), work=lambda i: 0.050)
     assert run(fake).step_seconds_median == pytest.approx(0.050, rel=0.011)
-
-
-def test_a_change_of_speed_is_flagged():
-    assert has_drift([1.00, 1.01] * 15 + [1.15, 1.16] * 15)
-    assert not has_drift([1.00, 1.16] * 30)
-    assert not has_drift([1.0] * 30 + [1.05] * 30)
-    assert not has_drift([1.0] * 7 + [2.0] * 7)  # too few to tell from chance
-    assert "drift" in run(Device(Clock(), work=lambda i: 0.1 * (1 + i / 100)), max_seconds=10).flags
 
 
 def test_stalls_that_the_median_hides_are_flagged():
