@@ -13,8 +13,6 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from bench.run import benchmark
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
@@ -81,6 +79,8 @@ def noise_batches(denoiser, batch_size, seed):
     channels) with the places of the latents and of the prompt's tokens, int64 of shape (batch_size, tokens, 4): time,
     row, column, number. Times are powers of 2, which 16 bits do not change; a step takes as long at any time.
     """
+    import numpy as np  # here, so that a Python without it prints one line
+
     random = np.random.default_rng(seed)
     side = denoiser.image_size // denoiser.pixels
     shape = (denoiser.config["in_channels"], side, side)

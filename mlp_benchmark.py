@@ -14,13 +14,12 @@ import statistics
 import sys
 from itertools import pairwise
 
-import numpy as np
-
 from bench import child
 from bench.process import BEGUN
 from bench.run import benchmark
 from bench.settings import SettingError
 from bench.workloads import cifar10
+from bench.workloads.data import epoch_order
 from bench.workloads.workload import Workload, flops_of_phase
 
 
@@ -94,11 +93,6 @@ def measure_epochs(measurer: child.Measurer, workload):
             measurer.check_last_step(session)
             cells |= measurer.derive_cells(workload, scope, session, cells)
             yield scope, cells | {"note": child.describe_notes(session, workload)}
-
-
-def epoch_order(count, seed, epoch):
-    """Return the order of the items in an epoch: int64 of shape (count,), the same in every framework."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
 
 
 if __name__ == "__main__":

@@ -78,6 +78,11 @@ def token_batches(vocab_size, target, length, batch_size, seed):
     return [(ids, random.integers(target, size=batch_size)) if target else (ids,) for ids in drawn]
 
 
+def epoch_order(count, seed, epoch):
+    """Return the order of the items in an epoch: int64 of shape (count,), the same in every framework."""
+    return np.random.default_rng([seed, epoch]).permutation(count)
+
+
 @functools.cache
 def jpeg_files(seed, count=256):
     """Write seeded JPEG files once, random scenes with sides of 200 to 500 pixels, and return their paths.

@@ -15,7 +15,7 @@ from bench.settings import LACKS, TRAINING
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads import cifar10, operators
-from mlp_benchmark import epoch_order
+from bench.workloads.data import epoch_order
 from tests.conftest import TESTED
 from tests.frameworks.sessions import Opener, assert_measured, measure_and_check
 
