@@ -33,6 +33,11 @@ def test_make_image_measures(tmp_path):
     assert {(row["status"], row["model"], row["batch_size"]) for row in rows} == {("ok", "squeezenet1_1", "1")}
 
 
+def test_a_closed_output_is_no_error(tmp_path):
+    status, _, err = call("sh", "-c", f"{sys.executable} compare_results.py >&-", RESULTS_DIR=str(tmp_path))
+    assert (status, err) == (0, "")
+
+
 MAKES = [name for name in ("make", os.environ.get("OLD_MAKE")) if name]  # OLD_MAKE: GNU make 3.81, as on a Mac
 
 

@@ -1,8 +1,10 @@
 """Draw sheets of text and bars, and panels of lines, without a screen. No other file imports matplotlib."""
 
 import io
+import os
 import textwrap
 
+os.environ["MPLBACKEND"] = "agg"  # in a notebook it names a module that only the notebook has
 import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator

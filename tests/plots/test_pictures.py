@@ -102,9 +102,9 @@ def test_a_folder_without_a_result_is_a_mistake(folder, rows):
     assert not (folder / "README.md").exists()
 
 
-def test_a_matplotlibrc_of_the_user_changes_no_picture(tmp_path):
+def test_a_matplotlibrc_or_a_notebook_changes_no_picture(tmp_path):
     (tmp_path / "matplotlibrc").write_text("text.usetex: True\n")
     script = "from bench.plots.draw import matplotlib; print(matplotlib.rcParams['text.usetex'])"
-    environ = os.environ | {"MATPLOTLIBRC": str(tmp_path)}
+    environ = os.environ | {"MATPLOTLIBRC": str(tmp_path), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     told = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"
