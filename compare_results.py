@@ -143,7 +143,7 @@ def list_remarks(a, b, lines):
         counts = Counter(line["verdict"] or "without a verdict" for line in lines).most_common()
         ratios = [line["ratio"].throughput for line in lines if not (line["disturbed"] or line["disturbed_a"])]
         median = [f"median ratio {format_ratio(statistics.median(ratios), 4)}"] if ratios else []
-        remarks[f"{len(lines)} comparisons"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
+        remarks[f"all {len(lines)}"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
     return [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in remarks.items() if texts]
 
 

@@ -67,7 +67,7 @@ def run_script(function, *words):
 
 def set_up():
     """Log to stderr, and let SIGTERM and SIGHUP do what Ctrl-C does, so that workers and files end, too."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115; else a file takes the closed place
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (a file would take the place of a closed output)
     logging.basicConfig(format="%(asctime)s  %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
     logging.getLogger("bench").setLevel(logging.INFO)
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)  # it warns of classes of PyTorch's own
