@@ -76,8 +76,9 @@ def measure_image(measurer: child.Measurer, make_workload):
     measurer = replace(measurer, settings=settings)
     has_files = settings.phase not in PARTS and "scope" not in LACKS[settings.framework]
     scopes = ["sustained"] if settings.sustain else settings.scope or (SCOPES if has_files else ["device"])
-    parts = ([each for each in part if each in scopes] for part in (["sustained", "device", "end_to_end"], ["input"]))
-    measurer.write_results(workload, *(measurer.measure_scopes(workload, part) for part in parts if part))
+    for together in (["sustained", "device", "end_to_end"], ["input"]):
+        if part := [each for each in together if each in scopes]:
+            yield measurer, workload, measurer.measure_scopes(workload, part)
 
 
 def choose_workers(settings, workload, group, shared_memory="/dev/shm"):

@@ -69,10 +69,9 @@ def mlp_counts(widths, phase):
 def measure_mlp(measurer: child.Measurer, make_workload):
     """Measure batches that are on the device, then EPOCHS, in the child process."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
-    parts = [measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])]
+    yield measurer, workload, measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])
     if settings.epochs:
-        parts.append(measure_epochs(measurer, workload))
-    measurer.write_results(workload, *parts)
+        yield measurer, workload, measure_epochs(measurer, workload)
 
 
 def measure_epochs(measurer: child.Measurer, workload):

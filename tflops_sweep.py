@@ -90,6 +90,7 @@ def measure_sweep(measurer: child.Measurer, _):
             measure_others(sweep, works)
     if not sweep.rows:
         raise SettingError(f"MAX_SECONDS={settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
+    return ()  # all is written
 
 
 def sweep_sizes(sweep: Sweep, precision):

@@ -45,7 +45,7 @@ def main(command, make_workload, measure):
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload.
-        measure: called with a Measurer and make_workload, as measure_workload() is.
+        measure: (Measurer, make_workload) -> (Measurer, Workload, lines as measure_scopes() yields them) of each part.
     """
     process.set_up()
     write, requests = process.open_channel()
@@ -69,7 +69,10 @@ def main(command, make_workload, measure):
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
         # A process by itself is a group of one, which waits for nobody.
         with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
-            measure(Measurer(settings, framework, device, instruments, group, write, requests), make_workload)
+            whole = Measurer(settings, framework, device, instruments, group, write, requests)
+            for measurer, workload, lines in measure(whole, make_workload):
+                if not measurer.write_lines(workload, lines):
+                    break
     except KeyboardInterrupt:
         status = process.INTERRUPTED
     except (SettingError, ModuleNotFoundError) as error:
@@ -146,23 +149,21 @@ class Measurer:
                 except MeasurementError as wrong:
                     yield scope, frameworks.classify_failure(wrong)
 
-    def write_results(self, workload: Workload, *parts):
-        """Write the lines of parts, generators as measure_scopes() returns them, up to the first failure."""
-        for part in parts:
-            scope, cells = "", {}
-            try:
-                for scope, cells in part:
-                    self.write(work_cells(self.settings, workload, scope) | cells)
-            except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
-                raise
-            except Exception as error:
-                cells = frameworks.classify_failure(error)
+    def write_lines(self, workload: Workload, lines):
+        """Write what measure_scopes() yields, and a line for a failure; return whether there was none."""
+        scope, cells = "", {}
+        try:
+            for scope, cells in lines:
                 self.write(work_cells(self.settings, workload, scope) | cells)
-                if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                    print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
-                    raise SystemExit(1) from None
-            if cells["status"] != "ok":
-                break
+        except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
+            raise
+        except Exception as error:
+            cells = frameworks.classify_failure(error)
+            self.write(work_cells(self.settings, workload, scope) | cells)
+            if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+                print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
+                raise SystemExit(1) from None
+        return cells["status"] == "ok"
 
     @contextmanager
     def open_session(self, workload: Workload, scope):
@@ -247,7 +248,7 @@ def measure_workload(measurer: Measurer, make_workload):
     """Measure a model on batches that are on the device."""
     workload = make_workload(measurer.settings)
     scope = "sustained" if measurer.settings.sustain else "device"
-    measurer.write_results(workload, measurer.measure_scopes(workload, [scope]))
+    yield measurer, workload, measurer.measure_scopes(workload, [scope])
 
 
 def describe_notes(session, workload):
