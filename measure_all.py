@@ -1,6 +1,6 @@
 """Measure the standard set on this machine, and draw a card that shows the results.
 
-    make all                              20 to 30 minutes on two CPU cores
+    make all                              17 to 30 minutes on two CPU cores
     QUICK=1 make all                      a few minutes: fewer workloads, one short process each, wider intervals
     FRAMEWORK=tensorflow make all
 
