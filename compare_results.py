@@ -79,7 +79,7 @@ def pair_lines(a, b):
     """Return a line for each work of B that A has, too: a dict of the cells of B, and those of A with `_a`.
 
     Of several lines those of equal setup are a pair, or else the newest ones. What A has only in another framework, and
-    what was published, is paired if likeness.work_of() is equal. There is no interval and no verdict below ENOUGH
+    what was published, is paired if likeness.work_key() is equal. There is no interval and no verdict below ENOUGH
     processes, nor of disturbed or published ones. Added are `few` (the processes of the side with fewer), `ratio`,
     `verdict` and `pair`, the title.
     """

@@ -70,7 +70,7 @@ def image_workload(settings):
 
 
 def measure_image(measurer: child.Measurer, make_workload):
-    """Measure the scopes that the settings ask for, in the child process; device and end_to_end share one model."""
+    """Yield parts with the scopes that the settings ask for: device and end_to_end share one model."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
     settings = replace(settings, num_workers=choose_workers(settings, workload, measurer.group))
     measurer = replace(measurer, settings=settings)

@@ -67,7 +67,7 @@ def mlp_counts(widths, phase):
 
 
 def measure_mlp(measurer: child.Measurer, make_workload):
-    """Measure batches that are on the device, then EPOCHS, in the child process."""
+    """Yield as parts: batches that are on the device; EPOCHS."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
     yield measurer, workload, measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])
     if settings.epochs:

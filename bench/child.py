@@ -245,7 +245,7 @@ def warn_of_device(settings, device):
 
 
 def measure_workload(measurer: Measurer, make_workload):
-    """Measure a model on batches that are on the device."""
+    """Yield the only part of most workloads: the model on batches that are on the device."""
     workload = make_workload(measurer.settings)
     scope = "sustained" if measurer.settings.sustain else "device"
     yield measurer, workload, measurer.measure_scopes(workload, [scope])

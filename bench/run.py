@@ -259,7 +259,7 @@ def has_result(rows):
 
 def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
-    environ = environment.keep_memory(run.settings.use_gpu) | run.environ | {process.TASK: task}
+    environ = environment.glibc_keep_memory(run.settings.use_gpu) | run.environ | {process.TASK: task}
     command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and task == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

@@ -148,7 +148,9 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
     device = frameworks.Device(device, None, "1", 1, is_integrated=is_integrated)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
     monkeypatch.setattr(child_process.resources, "available_bytes", lambda: 2 * 10**6)
-    monkeypatch.setattr(child_process.resources, "find_card", lambda: environment.Card("NVIDIA GB10", memory=memory))
+    monkeypatch.setattr(
+        child_process.resources, "find_card", lambda: environment.NvidiaGpu("NVIDIA GB10", memory=memory)
+    )
     sizes = {"batch_bytes": 8000 * inputs, "resident_bytes": 2 * 10**6}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
     assert line["status"] == ("ok" if fits else "out_of_memory")

@@ -11,7 +11,7 @@ import pytest
 from bench import process, run
 from bench.child import COMPARING
 from bench.host import environment
-from bench.host.environment import Card, read_host
+from bench.host.environment import NvidiaGpu, read_host
 from bench.records import report, results, tables
 from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
@@ -168,7 +168,7 @@ def test_a_misspelt_image_model_is_told_before_anything_runs(children, monkeypat
     ],
 )
 def test_rows_are_stored_in_the_file_of_the_device_that_ran(monkeypatch, tmp_path, device, device_name, machine, file):
-    monkeypatch.setattr(environment, "list_cards", lambda: [Card("NVIDIA H200", driver="580.1")])
+    monkeypatch.setattr(environment, "list_cards", lambda: [NvidiaGpu("NVIDIA H200", driver="580.1")])
     host = read_host(machine) | {"cpu_name": "Some CPU 1", "cpu_count": 2, "card_is_shared": True}
     monkeypatch.setenv("HOME", "/home/alice")
     line = {"status": "failed", "device": device, "device_name": device_name, "note": "\x1b[1mgcc\n-I/home/alice/x"}

@@ -21,7 +21,7 @@ class Model:
 
     # Steps. Each submits all its work, and returns what depends on it, which the device may not have computed yet.
     infer: Callable  # (*inputs) -> the output without gradients, (items, ...); of language models: (place, tokens)
-    train: Callable  # (*batch): a whole step -> a matrix that it changes
+    train: Callable  # (*batch): a whole step -> a weight that it changes
     forward: Callable  # (*batch) -> loss; this and the next two only if the parts of a step can be timed
     backward: Callable  # () -> a gradient
     update: Callable  # () -> a weight that it changes

@@ -36,7 +36,7 @@ CHIP = r"^(vendor_id|cpu family|model|stepping|CPU implementer|CPU part)\s*: (.*
 
 
 @dataclass(frozen=True)
-class Card:
+class NvidiaGpu:
     """An NVIDIA card, as nvidia-smi describes it."""
 
     name: str
@@ -50,12 +50,12 @@ class Card:
 
 @functools.cache
 def list_cards():
-    """Return the Cards of this machine in the order of their slots; an empty list without NVIDIA's driver."""
+    """Return the NvidiaGpus of this machine in the order of their slots; an empty list without NVIDIA's driver."""
     query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit,utilization.gpu"
     lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
     cells = r"^(.+), (\d+), (GPU-\S+), (\S+), (\d*).*, (\d*).*, (\d*)"  # "81559 MiB", "700.00 W", "3 %" or "[N/A]"
     found = re.findall(cells, lines, re.MULTILINE)
-    return [Card(*each[:4], *(int(text) if text else None for text in each[4:])) for each in found]
+    return [NvidiaGpu(*each[:4], *(int(text) if text else None for text in each[4:])) for each in found]
 
 
 def find_card():
@@ -103,7 +103,7 @@ def explain_missing_gpu(framework):
     return f"{framework} does not find this machine's GPU: {fix}"
 
 
-def keep_memory(use_gpu):
+def glibc_keep_memory(use_gpu):
     """Return the variables by which glibc keeps freed memory, for processes that do not use a card.
 
     Without them, equal work takes thousands of page faults a step in one process, and half of them in the next.
@@ -197,7 +197,7 @@ def read_host(machine=None):
 
     Without the user's name for it, rows are named after the device that ran.
     """
-    card = find_card() or Card("")
+    card = find_card() or NvidiaGpu("")
     commit = find_commit()
     if not commit:
         log.warning("%s", GIT_FAILS)

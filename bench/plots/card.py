@@ -34,7 +34,7 @@ class Card(NamedTuple):
     tiles: list[tuple[str, str, str]]  # (figure with its unit, what it is, framework and clock)
     blocks: list[list[dict]]  # the rows of each line of the set, each own one followed by published ones of its work
     limits: list[str]
-    doubts: list[str]
+    warnings: list[str]
 
 
 def make_card(lines, machine, framework):
@@ -65,7 +65,7 @@ def make_card(lines, machine, framework):
         tiles=list_tiles(own, last),
         blocks=list(blocks.values()),
         limits=describe_limits([row for row in mine if row["scope"] != "device" and row["line"].has_pipeline], shown),
-        doubts=list_doubts(shown),
+        warnings=list_warnings(shown),
     )
 
 
@@ -140,7 +140,7 @@ def format_percent(share):
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
 
 
-def list_doubts(shown):
+def list_warnings(shown):
     """List the flags of all rows in words."""
     named = {}
     for row in shown:
@@ -180,7 +180,7 @@ def draw_card(card, folder):
     sheet.top += 0.24
     for rows in card.blocks:
         sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe_bar)
-    for title, sentences in (("What limits it", card.limits), ("Warnings", card.doubts or ["None."])):
+    for title, sentences in (("What limits it", card.limits), ("Warnings", card.warnings or ["None."])):
         sheet.write(title, 0, 0.12, WIDE, 9, "bold")
         for line in (line for words in sentences for line in textwrap.wrap(words, LINE)):
             sheet.top += 0.165
@@ -206,5 +206,5 @@ def finish(folder, machine, framework):
     card = make_card(frames.select_valid(tables.read(folder, text.append)), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
-    text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.doubts))]
+    text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.warnings))]
     return [*text, f"card: {results.display_path(draw_card(card, folder))}"]

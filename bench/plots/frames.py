@@ -5,7 +5,7 @@ import functools
 import pandas as pd
 
 from bench.records import columns
-from bench.records.likeness import USUAL, class_of, class_of_model
+from bench.records.likeness import USUAL, model_precision_class, precision_class
 from bench.settings import DECLARED, SettingError, parse_settings, unmixed
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -25,7 +25,7 @@ def cells_of(line, device, framework, precision, compiles):
 
     The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
     """
-    if class_of_model(precision) not in line.precisions or not line.suits(device, framework):
+    if model_precision_class(precision) not in line.precisions or not line.suits(device, framework):
         return {}
     environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
@@ -53,9 +53,9 @@ def select_set(lines):
         for place, line in enumerate(STANDARD_SET):
             cells = cells_of(line, *how)
             if cells and all(row[name] in ("", text) for name, text in cells.items()):
-                order = (*line.precisions, "tf32").index(class_of(row))
+                order = (*line.precisions, "tf32").index(precision_class(row))
                 key = row["machine"], row["framework"], row["device"], row["scope"], place, order
-                latest[key] = row | {"line": line, "class": class_of(row)}
+                latest[key] = row | {"line": line, "class": precision_class(row)}
     return [latest[key] for key in sorted(latest)]
 
 

@@ -41,7 +41,7 @@ def write_page(lines, path):
 def collect(lines):
     """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
     rows = lines.to_dict("records")
-    names = pd.Series(map(likeness.name_work, rows), lines.index, str)
+    names = pd.Series(map(likeness.work_title, rows), lines.index, str)
     is_same = lines["work"].groupby(names).transform("nunique") == 1  # else other work has the same name
     has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
     kinds = zip(lines["kind"].str.upper().where(has_both, ""), rows, strict=True)

@@ -6,7 +6,7 @@ Bars of our own measurements are filled, published ones are hollow.
 import pandas as pd
 
 from bench.plots import draw
-from bench.records.likeness import describe_how, name_work, work_of
+from bench.records.likeness import describe_how, work_key, work_title
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
@@ -39,7 +39,7 @@ def draw_works(lines, kind):
         return None
     sheet = draw.Sheet()
     for rows in works:
-        title, _, about = name_work(rows[0]).partition(", ")
+        title, _, about = work_title(rows[0]).partition(", ")
         count = f" ({len(rows)} of {rows[0]['found']})" if len(rows) < rows[0]["found"] else ""
         sheet.block(title, about + count, rows, describe_bar)
     sheet.write(LEGEND, 0, 0.1, draw.WIDE, 7.5, color=draw.GREY)
@@ -82,7 +82,7 @@ def llm_depth(lines):
     """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
     lines = lines.query("workload == 'llm' and phase == 'decode' and batch_size == '1' and scope == 'device'")
     depth, new_tokens = (pd.to_numeric(lines[name], errors="coerce") for name in ("depth", "new_tokens"))
-    work = [work_of(row | {"depth": "0", "new_tokens": "1"}) for row in lines.to_dict("records")]
+    work = [work_key(row | {"depth": "0", "new_tokens": "1"}) for row in lines.to_dict("records")]
     lines = lines.assign(tokens=depth + (new_tokens + 1) / 2, work=work).dropna(subset="tokens")
     depths = lines.groupby(["work", *WHO])["tokens"].transform("nunique")
     lines = lines[lines["work"].isin(lines["work"][~lines["published"]]) & (depths > 1)]
@@ -92,7 +92,7 @@ def llm_depth(lines):
     lines = lines[lines["work"] == machines.idxmax()]
     curves = curves_of(lines, "tokens", least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    title = name_work(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
+    title = work_title(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
     return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
 
 

@@ -8,7 +8,7 @@ from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
 
 # Columns of work that may differ between rows of the same work, which describe_how() then tells, and the other ones.
-# Of precision and compile only the class counts, see work_of().
+# Of precision and compile only the class counts, see work_key().
 HOW = ("memory_format", "optimizer", "data")
 AGREE = tuple(name for name in WORK if name not in ("framework", "precision", "compile", *HOW))
 # A source that states no size used the usual one: {workload: {column: value}}.
@@ -21,12 +21,12 @@ PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a
 MOST_SHOWN = 3  # results of other machines, below one of this machine
 
 
-def class_of_model(precision):
+def model_precision_class(precision):
     """Return the class of the precision of a model: "16 bits", mixed or not, or another precision."""
     return SIXTEEN_BITS if unmixed(precision) in SIXTEEN else precision
 
 
-def class_of(row):
+def precision_class(row):
     """Return the class of a row's precision: "16 bits" (mixed or not), "tf32", "float32" or another name.
 
     float32 that was measured as TF32 is TF32. An operator's precision is its work: bfloat16 is not float16.
@@ -34,7 +34,7 @@ def class_of(row):
     precision = row["precision"] or ""
     if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
         return "tf32"
-    return class_of_model(precision) if row["phase"] else precision
+    return model_precision_class(precision) if row["phase"] else precision
 
 
 def is_peak(row):
@@ -51,15 +51,15 @@ def cells_of_work(row):
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
         cells |= {"model": "matmul", "batch_size": ""}
     is_compiled = str(row["compile"] or "0") != "0"
-    return cells | {"precision": class_of(row), "compile": "compiled" if is_compiled else ""}
+    return cells | {"precision": precision_class(row), "compile": "compiled" if is_compiled else ""}
 
 
-def work_of(row):
+def work_key(row):
     """Return the work of a row as a text: figures may stand side by side only if it is equal for both."""
     return ";".join(f"{name}={text}" for name, text in cells_of_work(row).items())
 
 
-def name_work(row):
+def work_title(row):
     """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
     cells = cells_of_work(row)
     usual = USUAL.get(row["workload"]) or {}
@@ -70,7 +70,7 @@ def name_work(row):
 
 def describe_how(row):
     """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last"."""
-    precision = row["precision"] if class_of(row) != row["precision"] else ""
+    precision = row["precision"] if precision_class(row) != row["precision"] else ""
     mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
     size = row["matrix_size"] if is_peak(row) else ""
     return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW)]))
@@ -90,7 +90,7 @@ def describe_elsewhere(row, lines):
     if row["status"] != "ok" or row["scope"] != "device":
         return ""
     is_here = ~lines["published"] & (lines["machine"] == row["machine"])
-    is_like = (lines["work"] == work_of(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
+    is_like = (lines["work"] == work_key(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
     is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(DISTURBING)
     others = lines[is_like & is_sound & ~is_here]
     chip = words_in(row["device_name"].partition(" (")[0])  # not "(CPU)"

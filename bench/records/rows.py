@@ -41,32 +41,32 @@ def name_chip(row):
     return name_machine(row, gpu_name)
 
 
-def make_rows(host, lines, death=None, **of_run):
+def make_rows(host, lines, death=None, **run_cells):
     """Make the row of each work from its last line that has a result: typed cells.
 
     Args:
         lines: those of a child.
         death: the status and the note of the row of what the child had begun when it died; None if it did not.
-        of_run: as of complete_row().
+        run_cells: as of complete_row().
     """
     found = [line for line in lines if line.get("status", BEGUN) != BEGUN]
     if death and lines and lines[-1].get("status") == BEGUN:
         status, note = death
         found.append(lines[-1] | {"status": status, "note": note, "throughput": None})
-    rows = [complete_row(host, line, **of_run) for line in found]
+    rows = [complete_row(host, line, **run_cells) for line in found]
     return list({tuple(row[name] for name in WORK): row for row in rows}.values())
 
 
-def complete_row(host, line, **of_run):
+def complete_row(host, line, **run_cells):
     """Return the row of a child's line: every column, with the cells of the host.
 
     Args:
         host: as read_host() returns it.
-        of_run: the cells run_id, process and group.
+        run_cells: the cells run_id, process and group.
     """
     row = dict.fromkeys(COLUMNS) | {name: cell for name, cell in host.items() if name in COLUMNS}
     row |= {"schema": SCHEMA, "timestamp": datetime.now(UTC).isoformat(timespec="seconds"), "note": "", "flags": ""}
-    row |= of_run | line
+    row |= run_cells | line
     row["machine"] = row["machine"] or name_chip(row)
     row["device_name"] = row["device_name"] or row["cpu_name"]
     if row["device"] != "cuda":

@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, WORK, describe_work
-from bench.records.likeness import work_of
+from bench.records.likeness import work_key
 from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
 
@@ -175,7 +175,7 @@ def latest(found):
     newest METHOD_VERSION, of a clean commit, the newest. Those of sustained runs are left out.
 
     Added are `value`, its unit in `per` (TFLOP/s for operators) and its interval, `low` and `high`; `work`, see
-    likeness.work_of(); `setup`, in words if those of this device differ, `shown`, how it is told from others;
+    likeness.work_key(); `setup`, in words if those of this device differ, `shown`, how it is told from others;
     `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones that its machine reached.
     """
     found = found[((found["status"] == "ok") | found["published"]) & (found["scope"] != "sustained")]
@@ -198,7 +198,7 @@ def latest(found):
         low=lines["throughput_low"] * scale,
         high=lines["throughput_high"] * scale,
         per=lines["unit"].mask(is_in_tflops, "TFLOP/s").mask(is_in_tflops & (lines["precision"] == "int8"), "TOP/s"),
-        work=[work_of(row) for row in rows],
+        work=[work_key(row) for row in rows],
         setup=["" if row["published"] else describe_work(row, SETUP) for row in rows],
         shown=names.where(lines["published"] | ((of_machines == 1) & (lines["kind"] == "gpu")), lines["machine"]),
     )

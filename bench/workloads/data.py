@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
-POOL_NUMBERS = 2**24
+POOL_VALUES = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
 SHARE = 0.5**0.5  # of the noise, and of the colour: each has half of the variance
@@ -22,11 +22,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 @functools.lru_cache(2)  # `make tflops` measures its peak with another seed
 def draw_pool(precision, seed):
-    """Draw POOL_NUMBERS values: normal float32, those of float8 e4m3 among them, or int8 from -127 to 127."""
+    """Draw POOL_VALUES values: normal float32, those of float8 e4m3 among them, or int8 from -127 to 127."""
     random = np.random.default_rng(seed)
     if precision == "int8":
-        return random.integers(-127, 128, POOL_NUMBERS, dtype=np.int8)
-    pool = random.standard_normal(POOL_NUMBERS, dtype=np.float32)
+        return random.integers(-127, 128, POOL_VALUES, dtype=np.int8)
+    pool = random.standard_normal(POOL_VALUES, dtype=np.float32)
     if precision != "float8_e4m3":
         return pool
     step = np.ldexp(np.float32(1), np.maximum(np.frexp(pool)[1], -5) - 4)  # four significant bits, multiples of 2**-9
@@ -41,7 +41,7 @@ def operand_sets(shapes, sets, precision, seed):
     starts = itertools.count(0, POOL_STRIDE)
 
     def cut(shape):
-        start = next(starts) % (POOL_NUMBERS // 2)
+        start = next(starts) % (POOL_VALUES // 2)
         # Slice first: the result of resize() keeps a reference to its whole argument.
         return np.resize(draw_pool(precision, seed)[start : start + math.prod(shape)], shape)
 

@@ -13,7 +13,7 @@ CACHE_BYTES = 2**29
 MIN_SETS = 2
 MAX_SETS = 16
 SAMPLES = 64  # values of an output that are compared with exact ones
-COPY_NUMBERS = 2**26  # float32, 256 MiB in each array
+COPY_VALUES = 2**26  # float32, 256 MiB in each array
 EIGHT_BITS = ("int8", "float8_e4m3")
 CONVOLUTION = {"name": "convolution", "has_convolutions": True}
 BANDWIDTHS = {"copy": lambda x: x, "add": lambda x, y: x + y, "triad": lambda x, y: 2 * x + y}  # STREAM's names
@@ -78,8 +78,8 @@ def bandwidth(model, formula):
         places = random_indices(len(output))
         return places, formula(*(x[places].astype(np.float64) for x in inputs))
 
-    step = {"unit": "GB", "items_per_step": arrays * 4 * COPY_NUMBERS / 1e9}
-    return operator(model, ((COPY_NUMBERS,),) * arrays, samples, name="bandwidth", **step)
+    step = {"unit": "GB", "items_per_step": arrays * 4 * COPY_VALUES / 1e9}
+    return operator(model, ((COPY_VALUES,),) * arrays, samples, name="bandwidth", **step)
 
 
 def list_others(device, side):

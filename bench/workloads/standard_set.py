@@ -73,7 +73,7 @@ class Line:
 
 
 ON_CPU = {"devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
-TOO = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
+ALSO_FLOAT32 = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
 PIPELINE = {"has_pipeline": True, "is_quick": True}
 IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
@@ -98,14 +98,14 @@ STANDARD_SET = (
     Line("ResNet-50", "image", "resnet50", "inference", 256, needs=(4, 8), below_gb=11, **NOT_KERAS, **IMAGES),
     # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them. Each of a
     # pipeline's workers holds three batches: of 1,024 images 16 workers need a minute until the queue has passed.
-    Line("ResNet-50", "image", "resnet50", "training", 64, needs=(4, 8, 16), **PIPELINE, **IMAGES, **TOO),
+    Line("ResNet-50", "image", "resnet50", "training", 64, needs=(4, 8, 16), **PIPELINE, **IMAGES, **ALSO_FLOAT32),
     Line("ResNet-50", "image", "resnet50", "training", 256, needs=(14, 32), frameworks=("torch",), **IMAGES),
-    Line("DistilBERT", "transformer", "distilbert", "training", 64, needs=(4, 8), **TOO),
-    Line("BERT-large", "transformer", "bert-large", "training", 32, needs=(11, 16, 24), is_quick=True, **TOO),
+    Line("DistilBERT", "transformer", "distilbert", "training", 64, needs=(4, 8), **ALSO_FLOAT32),
+    Line("BERT-large", "transformer", "bert-large", "training", 32, needs=(11, 16, 24), is_quick=True, **ALSO_FLOAT32),
     Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, needs=(4, 12), **LONG),
     Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), is_quick=True, **GRAPHS),
     Line("SDXL", "diffusion", "sdxl", "inference", 2, needs=(11, 24), **LARGE),  # one step with guidance
-    Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **TOO | GRAPHS),
+    Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **ALSO_FLOAT32 | GRAPHS),
     Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), **MACS, **BITS),
     Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), settings=(("LORA_RANK", "8"),)),
     Line("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, needs=(11, 32), **LARGE),

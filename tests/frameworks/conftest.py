@@ -33,7 +33,7 @@ def tiny_decoders(monkeypatch):
     for name, decoder in TINY_DECODERS.items():
         monkeypatch.setitem(DECODERS, name, decoder)
     if TESTED in ("torch", "mlx"):
-        monkeypatch.setattr(f"bench.frameworks.{FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_NUMBERS", 2**18)
+        monkeypatch.setattr(f"bench.frameworks.{FOLDERS[TESTED]}.on_{TESTED}_llm.POOL_VALUES", 2**18)
 
 
 @pytest.fixture(scope="module")

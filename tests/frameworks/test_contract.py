@@ -185,7 +185,7 @@ def test_lower_precisions_are_what_they_say(precision):
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_operators_are_measured(monkeypatch, precision):
-    monkeypatch.setattr(operators, "COPY_NUMBERS", 2**16)
+    monkeypatch.setattr(operators, "COPY_VALUES", 2**16)
     works = [operators.bandwidth(*item) for item in operators.BANDWIDTHS.items()]
     for workload in [*works, operators.matmul((48, 40, 56)), operators.convolution_1x1((48, 40, 56))]:
         session = open_session.operator(workload, precision)

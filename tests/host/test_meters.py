@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from bench.host import environment, meters
-from bench.host.environment import Card
+from bench.host.environment import NvidiaGpu
 from tests.fakes import Clock
 
 
@@ -99,7 +99,9 @@ SLOW, FAST = "NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090"
 def test_the_first_visible_card_is_read(monkeypatch, visible, slot, has_counter):
     """Let the real pynvml have two cards, which are their slots; an old one has a temperature, but no joules."""
     monkeypatch.delitem(sys.modules, "pynvml")
-    monkeypatch.setattr(environment, "list_cards", lambda: [Card(SLOW, "0", "GPU-1a"), Card(FAST, "1", "GPU-2b")])
+    monkeypatch.setattr(
+        environment, "list_cards", lambda: [NvidiaGpu(SLOW, "0", "GPU-1a"), NvidiaGpu(FAST, "1", "GPU-2b")]
+    )
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     pynvml = pytest.importorskip("pynvml")
     answers = {

@@ -1,4 +1,4 @@
-"""A machine's card: which rows it shows, which published machines are next to it, and what it doubts."""
+"""A machine's card: which rows it shows, which published machines are next to it, and what it warns of."""
 
 import pytest
 

@@ -3,7 +3,7 @@
 import pytest
 
 from bench.records import likeness, results, tables
-from bench.records.likeness import work_of
+from bench.records.likeness import work_key
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, processes_of, write
 
 SHORT = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
@@ -31,7 +31,7 @@ UNKNOWN = LLM | {"phase": "decode", "depth": ""}
     ],
 )
 def test_rows_are_of_the_same_work(cells, others, is_same):
-    assert (work_of(ROW | cells) == work_of(ROW | cells | others)) == is_same
+    assert (work_key(ROW | cells) == work_key(ROW | cells | others)) == is_same
 
 
 CITED = {"source": "https://x.org/a", "machine": "x"}

@@ -47,7 +47,7 @@ def open_session(workload, precision="float32"):
     ],
 )
 def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, factor):
-    for name, value in (("COPY_NUMBERS", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
+    for name, value in (("COPY_VALUES", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
         monkeypatch.setattr(operators, name, value)
     workload = build()
     session = open_session(workload, precision)

@@ -7,7 +7,7 @@ import numpy as np
 from mlx import nn
 from mlx.utils import tree_flatten, tree_map
 
-from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
+from bench.workloads.data import POOL_STRIDE, POOL_VALUES
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 PROBED_ROWS = 32  # MLX's kernel for CPUs would take half a minute for all
@@ -18,7 +18,7 @@ def build_llm(workload):
     """Build a decoder of mlx-lm with random weights, which have no memory before they are evaluated.
 
     It returns the logits of all tokens, and trains as the workload's sizes say. Weights keep the variance of what
-    passes them; norms are ones. All are cut from one pool of numbers: drawing a large matrix would need four times its
+    passes them; norms are ones. All are cut from one pool of values: drawing a large matrix would need four times its
     memory.
     """
     from mlx_lm.models import llama, qwen3, qwen3_moe  # takes seconds, so only if needed
@@ -30,16 +30,16 @@ def build_llm(workload):
     others = {"rope_theta": sizes.rope_theta, "rope_scaling": sizes.rope_scaling() or None}
     others["model_type"] = library.__name__.rpartition(".")[2]
     module = library.Model(library.ModelArgs(**sizes.config(), **others))
-    pool = mx.random.normal((POOL_NUMBERS,))
-    half = POOL_NUMBERS // 2
+    pool = mx.random.normal((POOL_VALUES,))
+    half = POOL_VALUES // 2
     starts = (start % half for start in itertools.count(0, POOL_STRIDE))
 
     def draw(old):
         if old.ndim == 1:
             return mx.ones(old.shape)
         places = zip(range(0, old.size, half), starts, strict=False)  # a start for each part: experts must differ
-        numbers = mx.concatenate([pool[start : start + min(half, old.size - drawn)] for drawn, start in places])
-        return numbers.reshape(old.shape) * old.shape[-1] ** -0.5
+        values = mx.concatenate([pool[start : start + min(half, old.size - drawn)] for drawn, start in places])
+        return values.reshape(old.shape) * old.shape[-1] ** -0.5
 
     module.update(tree_map(draw, module.parameters()))
     if sizes.lora_rank:

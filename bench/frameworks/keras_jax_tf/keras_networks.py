@@ -129,7 +129,7 @@ def cross_entropy(outputs, target):
 
 
 def small_normal():
-    """Return an initialiser for one layer: it gives the same numbers at every call."""
+    """Return an initialiser for one layer: it gives the same values at every call."""
     return keras.initializers.RandomNormal(stddev=0.02)
 
 

@@ -142,7 +142,7 @@ class DeviceContext(KerasContext):
                 return python_function(*arguments)
 
         graph = tf.function(self.counted(placed), jit_compile=self.compile)
-        return graph if self.device == "cpu" else refuse_cpu_work(graph)
+        return graph if self.device == "cpu" else check_placement(graph)
 
     def batches_in_order(self, data, order, batch_size):
         (order,) = self.put(order)
@@ -167,7 +167,7 @@ class DeviceContext(KerasContext):
         return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
 
 
-def refuse_cpu_work(graph):
+def check_placement(graph):
     """Return a tf.function whose first call raises MeasurementError if it leaves EXPENSIVE operators to the CPU.
 
     TensorFlow does that if a device lacks a kernel. set_soft_device_placement(False) forbids it, but then no Keras

@@ -32,7 +32,7 @@ WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 FULL = 0.95  # share of a card's memory
 NORMS = torch.nn.modules.batchnorm._BatchNorm
-join_ranks = on_torch_ranks.Group
+join_ranks = on_torch_ranks.TorchGroup
 
 
 def find_device(settings):
@@ -154,8 +154,8 @@ BUILDERS = {
     "image": build_image,
     "mlp": build_mlp,
     "transformer": build_transformer,
-    "llm": on_torch_llm.Decoder,
-    "diffusion": on_torch_diffusion.Denoiser,
+    "llm": on_torch_llm.TorchDecoder,
+    "diffusion": on_torch_diffusion.TorchDenoiser,
 }
 
 

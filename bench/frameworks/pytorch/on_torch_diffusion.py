@@ -7,7 +7,7 @@ from bench.frameworks.pytorch import on_torch_llm
 ADDED = ("text_embeds", "time_ids")  # arguments that Stable Diffusion XL takes in a dict of their own
 
 
-class Denoiser(torch.nn.Module):
+class TorchDenoiser(torch.nn.Module):
     """A denoiser of the diffusers library that takes and returns only tensors, without memory until fill()."""
 
     def __init__(self, workload):

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from bench.frameworks.pytorch.on_torch_model import Model
-from bench.workloads.data import POOL_NUMBERS, POOL_STRIDE
+from bench.workloads.data import POOL_STRIDE, POOL_VALUES
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
 
@@ -16,9 +16,9 @@ def draw_layers(module, device, dtype):
     """Allocate random weights, once and in their type, one layer at a time: yield each layer.
 
     They keep the variance of what passes them, and adapters change little; norms are ones, biases zeros. All are cut
-    from one pool of numbers, because drawing eight billion takes a CPU a minute.
+    from one pool of values, because drawing eight billion takes a CPU a minute.
     """
-    pool = torch.randn(POOL_NUMBERS, device=device, dtype=dtype)
+    pool = torch.randn(POOL_VALUES, device=device, dtype=dtype)
     starts = itertools.count(0, POOL_STRIDE)
     for layer in module.to(dtype).modules():
         if all(weights.is_meta for weights in layer.parameters(recurse=False)):  # a tied one has its weights
@@ -30,8 +30,8 @@ def draw_layers(module, device, dtype):
                 inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
                 if isinstance(layer, Adapted):
                     inputs = layer.lora_a.shape[1]  # of B too: a B A x as large as W x would magnify rounding
-                for part in weights.view(-1).split(POOL_NUMBERS // 2):
-                    start = next(starts) % (POOL_NUMBERS // 2)  # another one for each part: experts must not be alike
+                for part in weights.view(-1).split(POOL_VALUES // 2):
+                    start = next(starts) % (POOL_VALUES // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
         yield layer
 
@@ -39,7 +39,7 @@ def draw_layers(module, device, dtype):
 class Adapted(torch.nn.Module):
     """A frozen projection with a trained adapter of low rank: y = W x + alpha / rank * B (A x).
 
-    LoRA, Hu et al. 2021 (arXiv 2106.09685). A and B have the precision of W. B starts at small random numbers instead
+    LoRA, Hu et al. 2021 (arXiv 2106.09685). A and B have the precision of W. B starts at small random values instead
     of zero: A would have no gradient.
     """
 
@@ -55,7 +55,7 @@ class Adapted(torch.nn.Module):
         return self.projection(x) + LORA_SCALE * adapter
 
 
-class Decoder(torch.nn.Module):
+class TorchDecoder(torch.nn.Module):
     """A decoder of the transformers library that returns only logits, without memory until fill()."""
 
     def __init__(self, workload):

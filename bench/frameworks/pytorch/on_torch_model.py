@@ -20,7 +20,7 @@ def cross_entropy(outputs, target):
 
 
 def mean_squared_error(outputs, target):
-    """Return the mean over all numbers, in float32 or float64: 16 bits would lose small squares."""
+    """Return the mean over all values, in float32 or float64: 16 bits would lose small squares."""
     dtype = torch.promote_types(outputs.dtype, torch.float32)
     return functional.mse_loss(outputs.to(dtype), target.to(dtype))
 

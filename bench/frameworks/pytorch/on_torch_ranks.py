@@ -17,7 +17,7 @@ def replicate(module):
     return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
 
 
-class Group(ranks.Group):
+class TorchGroup(ranks.Group):
     """The ranks that torchrun has started. The contract is in bench/host/ranks.py.
 
     Clock and barrier are messages between CPUs, by gloo, on every device: a rank that ends is noticed at once.
