@@ -13,6 +13,7 @@ from bench import run
 from bench.frameworks import FOLDERS as FOLDERS_OF_FRAMEWORKS
 from bench.records import columns
 from bench.settings import DECLARED, EACH, WORKLOADS
+from bench.settings import FRAMEWORKS as FRAMEWORKS_OF_SETTINGS
 
 FOLDERS = tuple(f"bench.frameworks.{folder}." for folder in FOLDERS_OF_FRAMEWORKS.values())
 FRAMEWORKS = ("torch", "torchvision", "tensorflow", "jax", "keras", "transformers", "mlx", "mlx_lm")
@@ -128,6 +129,15 @@ def test_importing_the_scripts_loads_no_framework():
     program = f"import sys, {scripts}; print([m for m in {FRAMEWORKS} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
+def test_a_framework_is_known_everywhere(name):
+    assert name in Path("docs/best.md").read_text().lower()
+    assert list(Path("bench/frameworks").glob(f"*/on_{name}.py"))
+    assert Path(f"tests/frameworks/test_{name}.py").exists()
+    assert Path(f"checks/by_hand_{name}.py").exists()  # of make selfcheck
+    assert name == "torch" or Path(f"requirements/{name}.txt").exists()
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 from bench.frameworks.pytorch import on_torch, on_torch_images
 from bench.settings import SettingError, read_settings
@@ -21,6 +23,18 @@ from image_benchmark import COUNTS, image_workload
 from tests.frameworks.sessions import Opener
 
 open_session = Opener("torch")
+
+
+@pytest.mark.parametrize(
+    ("script", "model"), [("mlp", "mlp-3000-1000"), ("transformer", "tiny-bert"), ("transformer", "tiny-distilbert")]
+)
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_the_formulas_agree_with_the_counter(script, model, phase):
+    session = open_session(script, phase, USE_GPU="0", MODEL=model)
+    # Without this the CPU's attention is one operator that the counter does not know.
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        session.step()
+    assert counter.get_total_flops() == session.workload.flops_per_item * session.workload.items_per_step
 
 
 def test_every_image_model_is_counted():
