@@ -87,7 +87,7 @@ SWITCH = {"0": False, "1": True}
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
 PRECISION = {name: name for name in ("float32", "tf32", "float16", "bfloat16", "float64", *MIXED)}
 PRECISION |= {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
-SIXTEEN_BITS = ("bfloat16", "float32")  # a default: on a GPU, on a CPU
+HALF_ON_GPU = ("bfloat16", "float32")  # a default: on a GPU, on a CPU
 
 
 def parse(kind, text):
@@ -178,7 +178,7 @@ class Settings:
     image_size: int | None = setting(range(32, 4097), {"image": None, "diffusion": None})  # pixels; None: the model's
     precision: Any = setting(
         PRECISION,
-        for_workloads("float32", llm=SIXTEEN_BITS, diffusion=SIXTEEN_BITS, tflops="float32,tf32,float16,bfloat16"),
+        for_workloads("float32", llm=HALF_ON_GPU, diffusion=HALF_ON_GPU, tflops="float32,tf32,float16,bfloat16"),
         for_workloads(EACH, tflops=TOGETHER),
     )
     compile: bool | str = setting(SWITCH | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)

@@ -268,9 +268,8 @@ class Timer:
 
     def list_rates(self):
         """Return at most 100 rates: of each window, or of equal groups of neighbours; if sustained of 10 s each."""
-        most = MOST_RATES
-        if self.sustain:
-            most = max(1, min(MOST_RATES, round(sum(self.windows) / SUSTAINED_SECONDS)))
+        periods = max(1, round(sum(self.windows) / SUSTAINED_SECONDS))
+        most = min(MOST_RATES, periods) if self.sustain else MOST_RATES
         size = math.ceil(len(self.windows) / most)
         groups = [self.windows[start : start + size] for start in range(0, len(self.windows), size)]
         return [self.items_per_step * self.steps * len(group) / sum(group) for group in groups]
