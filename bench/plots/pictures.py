@@ -10,7 +10,7 @@ from bench.records.likeness import describe_how, work_key, work_title
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
-MAX_PANELS = 14
+MAX_PANELS = 9
 MAX_CURVES = len(draw.COLOURS)  # so that no two look alike
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
 WHO = ["published", "machine", "kind", "framework"]
