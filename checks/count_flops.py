@@ -16,7 +16,7 @@ import sys
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from bench.frameworks.pytorch.on_torch_diffusion import Denoiser
+from bench.frameworks.pytorch.on_torch_diffusion import TorchDenoiser
 from bench.frameworks.pytorch.on_torch_images import build_image, list_models
 from bench.settings import read_settings
 from diffusion_benchmark import diffusion_workload
@@ -46,7 +46,7 @@ def count(name):
 def count_denoiser(name):
     """Return (parameters, FLOPs of inference, of training) of a model of denoisers.json, for an image of its size."""
     workload = diffusion_workload(read_settings("diffusion", {"MODEL": name, "PRECISION": "float32"}))
-    model = Denoiser(workload)
+    model = TorchDenoiser(workload)
     inputs = [torch.from_numpy(each).to("meta") for each in workload.inputs_of(next(iter(workload.make_batches(1, 0))))]
     return (sum(weight.numel() for weight in model.parameters()), *count_passes(model, *inputs))
 
