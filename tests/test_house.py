@@ -131,6 +131,13 @@ def test_importing_the_scripts_loads_no_framework():
     assert done.stdout.strip() == "[]"
 
 
+def test_the_words_of_the_owner_stay():
+    words = "USE_GPU=1 BATCH_SIZE=64 make image|make tflops|make plot|NUM_IMAGES|IMAGE_MODEL|mlp.png|tqdm bar"
+    text = Path("README.md").read_text()
+    assert [each for each in f"{words}|requirements-mac.txt|requirements-cuda.txt".split("|") if each not in text] == []
+    assert "tensorflow-macos" in Path("docs/mac.md").read_text()
+
+
 @pytest.mark.parametrize("name", FRAMEWORKS_OF_SETTINGS)
 def test_a_framework_is_known_everywhere(name):
     assert name in Path("docs/best.md").read_text().lower()
