@@ -7,7 +7,7 @@ from bench import process
 from bench.plots import table
 from bench.records import results
 from bench.records.columns import COLUMNS
-from tests.rows import FIVE, GPU, PEAK, rate, standard_set, write
+from tests.rows import FIVE, GPU, rate, standard_set, write
 
 PUBLISHED = GPU | {"machine": "x", "source": "https://x"}
 
