@@ -227,7 +227,7 @@ def standard_set(**changes):
 # A card: the standard set, the peaks, an input pipeline, a doubtful row and a published one
 CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" else None} for row in standard_set()]
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
-CARD += [PEAK | SMALL | {"tflops": 0.15}, PEAK | SMALL | {"tflops": 0.3, "flags": "contended"}]
+CARD += [PEAK | SMALL | {"tflops": 0.15}, PEAK | {"tflops": 0.3, "flags": "contended"}]
 CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
 DIRTY = {"flags": "page_faults", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})

@@ -37,7 +37,6 @@ MODES = {"COMPILE": "1 reduce-overhead"}
         (OLD, "llm", {}, MODES),  # float16 is the default
         (AVX2, "image", {}, {"COMPILE": "1"} | FORMATS),
         (AVX2, "llm", {"PHASE": "decode"}, {"PRECISION": "bfloat16", "COMPILE": "1"}),
-        (CUDA, "mlp", {"PRECISION": "fp16,bf16", "COMPILE": "0,0"}, {"PRECISION": "bfloat16"}),
         (CUDA, "mlp", {"PRECISION": "tf32", "FRAMEWORK": "jax"}, {}),  # always compiled
     ],
 )

@@ -14,6 +14,20 @@ import pytest
 
 from bench import process
 
+
+def test_an_interrupt_waits_until_what_has_to_be_whole_is():
+    done = []
+
+    def work():
+        with process.deferred_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("whole")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["whole"]
+
+
 PROGRAM = """
 import json, os, signal, subprocess, sys, time
 from bench import process

@@ -18,11 +18,8 @@ from bench.timing import MeasurementError
 from image_benchmark import choose_workers
 from tests.rows import read_rows
 
-TORCHRUN = {
-    **{"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-    **{"MASTER_ADDR": "a", "MASTER_PORT": "29400"},
-}
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
+SMALL |= {"NUM_DEVICES": "2", "PHASE": "training,forward,backward"}
 CPU = frameworks.Device("cpu", None, "2.9", 2)
 
 
@@ -47,7 +44,7 @@ def test_ranks_are_started_by_torchrun_on_one_machine_or_several(monkeypatch, en
 class TwoRanks(ranks.Group):
     """A group whose other rank answers with a value of its own."""
 
-    ranks = ranks.read_ranks(TORCHRUN)
+    ranks = ranks.Ranks(1, 4, 1, 2, are_many=True)
 
     def __init__(self, other):
         self.other = other
@@ -97,9 +94,7 @@ sys.exit(run.benchmark("mlp", mlp_workload))
 def test_the_failure_of_one_of_two_ranks_ends_both(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    environ = (
-        os.environ | SMALL | {"RESULTS_DIR": str(tmp_path), "NUM_DEVICES": "2", "PHASE": "training,forward,backward"}
-    )
+    environ = os.environ | SMALL | {"RESULTS_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script], env=environ, text=True, capture_output=True, timeout=300)
     out, rows = done.stdout + done.stderr, read_rows(tmp_path / "m.csv")
     assert [row["phase"] for row in rows] == ["training", "forward", "backward"], out

@@ -19,8 +19,6 @@ UNKNOWN = LLM | {"phase": "decode", "depth": ""}
         (SHORT, {"batch_size": 256}, False),
         (SHORT, {"compile": 0}, False),
         (SHORT, {"precision": "float32"}, False),
-        (SHORT, {"scope": "end_to_end"}, False),
-        (SHORT, {"world_size": 2}, False),
         ({"measured_precision": "tf32"}, {"precision": "tf32"}, True),
         ({}, {"measured_precision": "tf32"}, False),
         (UNKNOWN, {"depth": "0", "new_tokens": "128"}, False),
