@@ -72,7 +72,7 @@ def list_works(lines):
 
 
 def describe_cell(row, base):
-    """Describe a result and its ratio to another one, unless one is disturbed: "13.45 +-8 % (5) 0.82x drift".
+    """Describe a result and its ratio to another one, unless one is disturbed: "13.45 +-8 % (5) 0.82x uneven".
 
     Args:
         row, base: None: there is no such result.
