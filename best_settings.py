@@ -23,7 +23,7 @@ from bench import process
 from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_changes
 from bench.records.verdict import compare_runs
-from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
+from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
 from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, read_runs
 
 log = logging.getLogger("bench")
@@ -143,7 +143,7 @@ class Search:
         rows_by_run = {self.find_run(each): [] for each in candidates}
         numbers = itertools.takewhile(lambda _: time.monotonic() < end, itertools.islice(self.numbers, count))
         try:
-            with report.progress(count * len(candidates)) as show:
+            with progress(count * len(candidates)) as show:
                 measure_rounds(rows_by_run, self.host, show, numbers)
         except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
             self.error = error
@@ -188,7 +188,7 @@ def describe_gain(comparison, base):
 def main():
     """Search, and print the answer; the exit status is 0 if something was measured."""
     search_settings, runs = read_search(os.environ)
-    host = read_machine(runs[0])
+    host = read_machine(runs)
     device = find_device(runs[0])
     values = list_values(runs, device)
     settings = runs[0].settings.on(device.type)

@@ -70,15 +70,16 @@ def image_workload(settings):
 
 
 def measure_image(measurer: child.Measurer, make_workload):
-    """Yield parts with the scopes that the settings ask for: device and end_to_end share one model."""
+    """Measure the scopes that the settings ask for: device and end_to_end share one model."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
     settings = replace(settings, num_workers=choose_workers(settings, workload, measurer.group))
     measurer = replace(measurer, settings=settings)
     has_files = settings.phase not in PARTS and "scope" not in LACKS[settings.framework]
     scopes = ["sustained"] if settings.sustain else settings.scope or (SCOPES if has_files else ["device"])
     for together in (["sustained", "device", "end_to_end"], ["input"]):
-        if part := [each for each in together if each in scopes]:
-            yield measurer, workload, measurer.measure_scopes(workload, part)
+        part = [each for each in together if each in scopes]
+        if part and not measurer.measure_scopes(workload, part):
+            return
 
 
 def choose_workers(settings, workload, group, shared_memory="/dev/shm"):

@@ -14,18 +14,19 @@ import logging
 import math
 import re
 import sys
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
 from bench import process
-from bench.host import resources
+from bench.host import environment, resources
 from bench.plots import card, table
-from bench.records import report, results, tables
+from bench.records import results, tables
 from bench.records.columns import DISTURBING
 from bench.records.rows import complete_row
-from bench.run import find_device, has_result, measure_rounds, print_paths, read_machine
-from bench.settings import Run, SettingError, read_runs
-from bench.workloads.standard_set import PEAKS, RUNS, STANDARD_SET
+from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
+from bench.settings import ROOT, Run, SettingError, read_runs
+from bench.workloads.standard_set import PEAKS, RUNS, SIXTEEN, STANDARD_SET
 from tflops_sweep import describe_sweep
 
 log = logging.getLogger("bench")
@@ -33,8 +34,8 @@ log = logging.getLogger("bench")
 LIMIT = 2400  # seconds after which a process is ended; the first may download data or compile kernels
 FAST = 0.9  # a precision of 16 bits is left out if its best matmul is slower than this, compared with float32
 FASTER = 1.1  # float16 takes the place of bfloat16 if its best matmul is faster than this: T4, V100, M1
-# Columns that agree in all processes of a run of the set.
-AGREEING = ("commit", "python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
+# Columns that agree in all processes of a run of the set, besides the programs.
+AGREEING = ("python", "framework", "framework_version", "machine", "device", "device_name", "allocator")
 AGREEING += ("cpu_id", "num_threads", "seed")
 
 
@@ -83,16 +84,37 @@ def choose_sixteen(rows, device):
     return "bfloat16" if bfloat16 > FAST * float32 else ""
 
 
-def list_processes(rows):
-    return {int(row["process"]) for row in rows}
+def find_programs(commit):
+    """Return the newest commit that changed a program, as the column `commit` has it: new rows do not count."""
+    newest = environment.ask_git(ROOT, "log", "-1", "--format=%H", "--", ".", ":!results") or ""
+    return newest[:12] + ("-dirty" if commit and commit.endswith("-dirty") else "")
 
 
-def is_missing(run: Run, rows):
-    """Return whether a run needs another process: fewer than RUNS are undisturbed, and it has not failed twice."""
-    measured = list_processes(row for row in rows if row["status"] == "ok")
-    failed = list_processes(rows) - measured
-    sound = measured - list_processes(row for row in rows if re.search(DISTURBING, row["flags"]))
-    return len(sound) < run.settings.runs and len(failed) < 2 and len(measured) < 2 * run.settings.runs
+def list_processes(rows, *statuses):
+    """Return the numbers of the processes of rows, or only of those with these statuses."""
+    return {int(row["process"]) for row in rows if row["status"] in statuses or not statuses}
+
+
+def list_disturbed(rows):
+    """Return the numbers of the processes that other programs or swapping disturbed."""
+    return list_processes(row for row in rows if row["status"] == "ok" and re.search(DISTURBING, row["flags"]))
+
+
+def has_died(row):
+    """Return whether a row is that of a process that ended in the middle of its work: it may have had more to do."""
+    return row["status"] in ("crashed", "timed_out") or row["note"].startswith("ended by signal")
+
+
+def is_missing(run: Run, rows, begun):
+    """Return whether a run needs another process: fewer than RUNS are undisturbed, and it has not failed twice.
+
+    Args:
+        begun: how many this call of `make all` has begun: at most twice RUNS.
+    """
+    measured = list_processes(rows, "ok") - list_processes(filter(has_died, rows))
+    failed = list_processes(rows) - measured - list_processes(rows, "interrupted")
+    sound = measured - list_disturbed(rows)
+    return len(sound) < run.settings.runs and len(failed) < 2 and begun < 2 * run.settings.runs
 
 
 def measure_benchmarks(benchmarks, blank, host, folder):
@@ -103,20 +125,28 @@ def measure_benchmarks(benchmarks, blank, host, folder):
         blank: a row of this machine and device without a result.
 
     Returns:
-        The results of all of them, new or stored.
+        The results of all of them, new or stored, and the number of new processes.
+
+    Raises:
+        SettingError: a process has no row afterwards.
     """
     stored = tables.to_rows(tables.load([results.path_of(folder, blank)]))
+    programs = find_programs(blank["commit"])
     rows_by_run = {}
     for name, run in benchmarks.items():
-        words = repr((name, [str(blank[column]) for column in AGREEING]))
+        words = repr((name, programs, [str(blank[column]) for column in AGREEING]))
         run_id = hashlib.sha256(words.encode()).hexdigest()[:12]
         rows_by_run[replace(run, run_id=run_id)] = [row for row in stored if row["run_id"] == run_id]
     left = sum(max(0, run.settings.runs - len(list_processes(rows))) for run, rows in rows_by_run.items())
-    with report.progress(max(1, left)) as show:
-        while missing := [run for run, rows in rows_by_run.items() if is_missing(run, rows)]:
+    begun = Counter()
+    with progress(max(1, left)) as show:
+        while missing := [run for run, rows in rows_by_run.items() if is_missing(run, rows, begun[run])]:
             run = min(missing, key=lambda each: len(list_processes(rows_by_run[each])))
             rows = rows_by_run[run]
-            number = len(list_processes(rows)) + 1
+            number = max(list_processes(rows), default=0) + 1
+            if disturbed := sorted(list_disturbed(rows)):
+                log.info("process %d, because %s disturbed:", number, " and ".join(f"process {n}" for n in disturbed))
+            begun[run] += 1
             try:
                 measure_rounds({run: rows}, host, show, [number], LIMIT)
             except results.ResultsError:
@@ -124,14 +154,18 @@ def measure_benchmarks(benchmarks, blank, host, folder):
             except SettingError as error:
                 log.error("%s %s: %s", run.command, run.settings.model or "", error)
                 del rows_by_run[run]
-    return [row for rows in rows_by_run.values() for row in tables.combine_rows(rows)]
+                continue
+            if number not in list_processes(rows):
+                name = f"{run.command} {run.settings.model or ''}".strip()
+                raise SettingError(f"process {number} of {name} has no row in {folder}: `make doctor` may explain it")
+    return [row for rows in rows_by_run.values() for row in tables.combine_rows(rows)], begun.total()
 
 
 def main():
     """Measure the set, print and draw the card, and return the exit status: 1 if nothing was measured."""
     (run,) = read_runs("all")  # the set is the same on every machine
     settings = run.settings
-    host = read_machine(run)
+    host = read_machine([run])
     device = find_device(run.with_settings("tflops"))
     line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
     line |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
@@ -141,17 +175,25 @@ def main():
     is_cpu = device.type == "cpu"
     change = PEAKS["cpu" if is_cpu else "gpu"] | ({"MAX_SECONDS": "0.5"} if settings.quick else {})
     sweep = run.with_settings("tflops", **change, RUNS="1")
-    measured = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
+    measured, count = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
     if measured:
         print(describe_sweep(measured, None), flush=True)
     sixteen = "" if is_cpu and settings.quick else choose_sixteen(measured, device.type)
+    has_peak = any(row["model"] == "matmul-peak" and row["precision"] in SIXTEEN for row in measured)
+    if not has_peak and (died := [*filter(has_died, measured)]):
+        print(f"16 bits are left out: `make tflops` {died[0]['status']}: {died[0]['note']}", flush=True)
     memory_gb = host["memory_gb"] if resources.shares_memory(device) else resources.read_card_gb()
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
-    measured += measure_benchmarks(benchmarks, blank, host, settings.results_dir)
+    more, more_count = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
+    measured += more
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
     print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
-    print_paths(settings.results_dir, [blank])
+    if disturbed := sum(row["disturbed"] for row in measured):
+        words = "are disturbed: run `make all` again when the machine is idle"
+        print(f"{disturbed} of {len(measured)} results {words}")
+    if count + more_count:
+        print_paths(settings.results_dir, [blank])
     print("`make submit` checks the rows and prints how to send them")
     return 0 if has_result(measured) else 1
 

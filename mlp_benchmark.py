@@ -15,7 +15,6 @@ import sys
 from itertools import pairwise
 
 from bench import child
-from bench.process import BEGUN
 from bench.run import benchmark
 from bench.settings import SettingError
 from bench.workloads import cifar10
@@ -67,31 +66,31 @@ def mlp_counts(widths, phase):
 
 
 def measure_mlp(measurer: child.Measurer, make_workload):
-    """Yield as parts: batches that are on the device; EPOCHS."""
+    """Measure batches that are on the device, then EPOCHS."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
-    yield measurer, workload, measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])
-    if settings.epochs:
-        yield measurer, workload, measure_epochs(measurer, workload)
+    agrees = measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])
+    if settings.epochs and agrees:
+        measure_epochs(measurer, workload)
 
 
 def measure_epochs(measurer: child.Measurer, workload):
-    """Train whole epochs; yield ("epoch", cells) of each: seconds, loss and accuracy."""
+    """Train whole epochs; write each one's seconds, loss and accuracy."""
     scope = "epoch"
-    yield scope, {"status": BEGUN, "note": "building"}
+    measurer.begin(workload, scope, "building")
     count = len(workload.dataset()[1])
     settings = measurer.settings
     with measurer.open_session(workload, scope) as session:
         timer = measurer.make_timer(workload, scope, session)
         for epoch in range(1, settings.epochs + 1):
-            yield scope, {"status": BEGUN, "note": "measuring", "epoch": epoch}
+            measurer.begin(workload, scope, "measuring", epoch=epoch)
             seconds, flags = timer.measure_epoch(epoch_order(count, settings.seed, epoch))
             loss = statistics.fmean(map(float, session.losses))
-            cells = {"status": "ok", "epoch": epoch, "stop_reason": "epoch", "flags": " ".join(flags)}
+            cells = {"status": "ok", "stop_reason": "epoch", "flags": " ".join(flags)}
             cells |= {"throughput": count / seconds, "items": count, "seconds": seconds}
             cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
             measurer.check_last_step(session)
             cells |= measurer.derive_cells(workload, scope, session, cells)
-            yield scope, cells | {"note": child.describe_notes(session, workload)}
+            measurer.write(measurer.begun | cells | {"note": child.describe_notes(session, workload)})
 
 
 if __name__ == "__main__":

@@ -42,16 +42,16 @@ class Sweep:
     def measure_operator(self, workload, precision, seed=0):
         """Measure one operator and return its row without writing it; a failure is a row too."""
         settings = replace(self.settings, precision=precision, seed=self.settings.seed + seed)
-        row = work_cells(settings, workload, "device")
+        kept = []
         try:
-            *_, (_, cells) = replace(self.measurer, settings=settings).measure_scopes(workload, ["device"])
-            row |= cells
+            replace(self.measurer, settings=settings).measure_scopes(workload, ["device"], kept.append)
+        except KeyboardInterrupt:
+            if kept:
+                self.keep(kept[-1])  # the complete windows
+            raise
         except Exception as error:
-            row |= frameworks.classify_failure(error)
-        if row["status"] == "interrupted":  # Ctrl-C during the windows; the complete ones are kept
-            self.keep(row)
-            raise KeyboardInterrupt
-        return row
+            kept.append(work_cells(settings, workload, "device") | frameworks.classify_failure(error))
+        return kept[-1]
 
     def keep(self, row):
         """Write a row; returns whether it was measured."""
@@ -66,7 +66,8 @@ class Sweep:
         is_long = seconds > self.settings.max_seconds / 2  # a result needs a dozen steps or more
         if is_long:
             name = describe_work(workload.columns | {"model": workload.model, "precision": precision})
-            log.info("%s is skipped: a step would take %.2g s; a longer MAX_SECONDS includes it", name, seconds)
+            fix = f"`MAX_SECONDS={2 * seconds:.2g} make tflops` includes it"
+            log.info("%s is skipped, because a step would take %.2g s: %s", name, seconds, fix)
         return is_long
 
 
@@ -90,17 +91,15 @@ def measure_sweep(measurer: child.Measurer, _):
             measure_others(sweep, works)
     if not sweep.rows:
         raise SettingError(f"MAX_SECONDS={settings.max_seconds:g} skips all that SIZES and OPS ask for: set more")
-    return ()  # all is written
 
 
 def sweep_sizes(sweep: Sweep, precision):
     """Measure the matmuls of one precision, small ones first; skip those that cannot fit or take too long."""
-    tflops = None
+    tflops = 0.0  # the highest so far: other programs can only slow a step
     for size in sorted(sweep.settings.sizes, key=math.prod):
         # Tiny matmuls are launch-bound: their rate does not predict that of a large one.
         if math.prod(size) > math.prod(TRIAL_SIZE) and not tflops:
-            trial = sweep.measure_operator(operators.matmul(TRIAL_SIZE), precision)  # its row is not kept
-            tflops = trial.get("tflops")
+            tflops = highest_tflops(sweep.measure_operator(operators.matmul(TRIAL_SIZE), precision))  # is not kept
         workload = operators.matmul(size)
         if sweep.skips(workload, precision, tflops):
             continue
@@ -108,7 +107,13 @@ def sweep_sizes(sweep: Sweep, precision):
         if not sweep.keep(row) and row["status"] not in REFUSED:
             return
         if math.prod(size) >= math.prod(TRIAL_SIZE):
-            tflops = row.get("tflops") or tflops
+            tflops = max(tflops, highest_tflops(row))
+
+
+def highest_tflops(row):
+    """Return the TFLOP/s at the upper end of a row's interval; 0 if it failed."""
+    high = row.get("throughput_high") or row.get("throughput")
+    return row["tflops"] * high / row["throughput"] if row.get("tflops") else 0.0
 
 
 def measure_peak(sweep: Sweep, best):

@@ -45,7 +45,8 @@ FINE = EXACT | {"tf32", "float16"}
 # Swin). A sum instead of a mean of two items is 2.
 EXACT_NORMS, ROUGH_NORMS = (0.9, 1.1, 1e-4), (0.54, 1.9, 1e-2)
 # Not compared in 16 bits (the beginning of names): items differ in size by factors of a thousand, errors reach 55 %.
-NOT_COMPARED = "efficientnet_b"
+NOT_COMPARED_MODELS = "efficientnet_b"
+NOT_COMPARED = "not compared with the CPU: "  # the beginning of a note
 MAX_FLOPS = 3e11  # of two items on the CPU, for each of its cores: some seconds
 # S. If all but one step is skipped, the ratio is 16. Single steps have cold caches (seconds); tries, because of noise.
 SINGLE_STEPS, COMPARED_STEPS, MAX_SINGLE_RATIO, SINGLE_TOLERANCE = 4, 16, 4.0, 2e-5
@@ -67,35 +68,33 @@ def check_parameters(counted, expected):
     require(expected in (None, counted), f"the model has {counted} trainable parameters, not {expected}", "wrong_model")
 
 
-def compare(session, flops, values, run):
-    """Return what run() returns, or None and a note that says why a model is not compared with the CPU.
-
-    run() takes None, or a smaller pair of items in NumPy if two items of these FLOPs take too many for the CPU, which
-    needs memory for so many `values` in float32.
-    """
+def why_not_compared(session, flops, values):
+    """Return why a model is not compared with the CPU, which needs these FLOPs an item and so many values; or ""."""
     context, workload = session.context, session.workload
-    try:
-        if workload.model.startswith(NOT_COMPARED) and context.precision not in EXACT:
-            raise LookupError("this network magnifies the rounding of 16 bits")
-        if context.weight_bits:
-            raise LookupError("the weights are quantised")
-        if getattr(workload.sizes, "num_experts", 1) > 1:
-            raise LookupError("rounding may change which experts a router chooses")
-        if (needed := 4 * values) > (free := resources.available_bytes()):
-            raise LookupError(f"a copy needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free")
-        is_large = 2 * flops > MAX_FLOPS * resources.usable_cores()
-        if is_large and not workload.make_checked:
-            raise LookupError("two items take too many FLOPs for it")
-        result = run(workload.make_checked(2, context.seed)[0] if is_large else None)
-        if is_large:
-            session.notes.append("compared with the CPU, which is too slow for more, in a smaller size")
-        return result
-    except MeasurementError:
-        raise
-    except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        session.notes.append(f"not compared with the CPU: {reason}")
+    if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
+        return "this network magnifies the rounding of 16 bits"
+    if context.weight_bits:
+        return "the weights are quantised"
+    if getattr(workload.sizes, "num_experts", 1) > 1:
+        return "rounding may change which experts a router chooses"
+    if (needed := 4 * values) > (free := resources.available_bytes()):
+        return f"a copy needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
+    if is_large(flops) and not workload.make_checked:
+        return "two items take too many FLOPs for it"
+    return ""
+
+
+def is_large(flops):
+    """Return whether two items of these FLOPs take too long on the CPU."""
+    return 2 * flops > MAX_FLOPS * resources.usable_cores()
+
+
+def choose_pair(session, flops):
+    """Return a smaller pair of items in NumPy, with a note, if items of these FLOPs take too long; else None."""
+    if not is_large(flops):
         return None
+    session.notes.append("compared with the CPU, which is too slow for more, in a smaller size")
+    return session.workload.make_checked(2, session.context.seed)[0]
 
 
 def check_items(session, got, expected):
@@ -118,16 +117,17 @@ def compute_gradients(session):
 
     Both are in evaluation mode and uncompiled; in TensorFlow and JAX the device runs a graph. Only rank 0 compares.
     """
-    context = session.context
-
-    def run(smaller):
-        batch = context.put(*smaller or next(iter(session.workload.make_batches(2, context.seed))))
-        got = session.model.gradients(*batch)
-        reference = session.model.on_cpu()
-        return got, reference.gradients(*reference.context.put(*map(context.to_numpy, batch)))
-
-    values = session.model.size + session.model.parameters  # with their gradients
-    return None if ranks.read_ranks().rank else compare(session, session.flops_of_item(), values, run)
+    context, model, flops = session.context, session.model, session.flops_of_item()
+    if ranks.read_ranks().rank:
+        return None
+    if reason := why_not_compared(session, flops, model.size + model.parameters):  # with their gradients
+        session.notes.append(NOT_COMPARED + reason)
+        return None
+    batch = choose_pair(session, flops) or next(iter(session.workload.make_batches(2, context.seed)))
+    batch = context.put(*batch)
+    got = model.gradients(*batch)
+    reference = model.on_cpu()
+    return got, reference.gradients(*reference.context.put(*map(context.to_numpy, batch)))
 
 
 def check_gradients(session, got, expected):
@@ -138,8 +138,12 @@ def check_gradients(session, got, expected):
     check_useful(got[0])
     error = check_items(session, got[0], expected[0])
     norms, right = np.asarray(got[1]), np.asarray(expected[1])
+    is_float16 = session.context.precision in ("float16", "mixed_float16")  # honest runs overflow in it
+    for place in np.flatnonzero(np.isfinite(norms) != np.isfinite(right)):
+        side = "the CPU" if np.isfinite(norms[place]) else "the device"
+        require(is_float16, f"the gradient of trained tensor {place + 1} of {len(right)} is not finite, only on {side}")
     if not np.isfinite([norms, right]).all():
-        session.notes.append("not compared with the CPU: gradients that are not finite")
+        session.notes.append(f"{NOT_COMPARED}gradients that are not finite")
         return error
     low, high, least = EXACT_NORMS if set(session.precisions.values()) <= EXACT else ROUGH_NORMS
     for place in np.flatnonzero(np.maximum(norms, right) > least * right.max()):
@@ -190,7 +194,8 @@ def check_counters(timer, before, done, stop_reason):
     session = timer.session
     traces, sums, used = before
     now = resource.getrusage(resource.RUSAGE_SELF)
-    flags, readings = timer.watch.stop() if timer.watch else ([], {})
+    # After slices, the sensors would read what other processes' slices have left.
+    flags, readings = timer.watch.stop(reads_sensors=not timer.slices) if timer.watch else ([], {})
     user, system, faults = (getattr(now, name) - getattr(used, name) for name in ("ru_utime", "ru_stime", "ru_minflt"))
     if faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
         flags.append("page_faults")
@@ -257,15 +262,16 @@ def check_output(session, inputs, got):
 
     It cannot see what other items have.
     """
-
-    def run(smaller):
-        pairs = [session.workload.inputs_of(smaller)] if smaller else inputs
-        outputs = session.model.output(*session.context.put(*pairs[0])) if smaller else got
-        reference = session.model.on_cpu()
-        expected = [reference.output(*reference.context.put(*each)) for each in pairs]
-        return check_items(session, outputs, np.concatenate(expected))
-
-    return compare(session, session.flops_of_item(inputs[1]), session.model.size, run)
+    model, flops = session.model, session.flops_of_item(inputs[1])
+    if reason := why_not_compared(session, flops, model.size):
+        session.notes.append(NOT_COMPARED + reason)
+        return None
+    if smaller := choose_pair(session, flops):
+        inputs = [session.workload.inputs_of(smaller)]
+        got = model.output(*session.context.put(*inputs[0]))
+    reference = model.on_cpu()
+    expected = [reference.output(*reference.context.put(*each)) for each in inputs]
+    return check_items(session, got, np.concatenate(expected))
 
 
 def check_samples(got, expected, precisions):

@@ -16,7 +16,7 @@ import traceback
 import zlib
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from queue import SimpleQueue
 from types import ModuleType
 
@@ -45,7 +45,7 @@ def main(command, make_workload, measure):
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload.
-        measure: (Measurer, make_workload) -> (Measurer, Workload, lines as measure_scopes() yields them) of each part.
+        measure: (Measurer, make_workload), measures the parts of the work, as measure_workload() does.
     """
     process.set_up()
     write, requests = process.open_channel()
@@ -69,10 +69,13 @@ def main(command, make_workload, measure):
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
         # A process by itself is a group of one, which waits for nobody.
         with framework.join_ranks(me, device.type) if me.are_many else nullcontext(ranks.Group()) as group:
-            whole = Measurer(settings, framework, device, instruments, group, write, requests)
-            for measurer, workload, lines in measure(whole, make_workload):
-                if not measurer.write_lines(workload, lines):
-                    break
+            measurer = Measurer(settings, framework, device, instruments, group, write, requests)
+            try:
+                measure(measurer, make_workload)
+            except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
+                raise
+            except Exception as error:
+                measurer.write_failure(error)
     except KeyboardInterrupt:
         status = process.INTERRUPTED
     except (SettingError, ModuleNotFoundError) as error:
@@ -96,6 +99,7 @@ class Measurer:
     group: ranks.Group
     send: Callable[[dict], None]  # called with each line
     requests: SimpleQueue | None  # of the parent; None: measures until the settings' limits
+    begun: dict = field(default_factory=dict)  # the cells of what happens now
 
     def write(self, cells):
         """Write a line with these cells and those of the device, on rank 0 only."""
@@ -105,65 +109,98 @@ class Measurer:
         if not self.group.ranks.rank:
             self.send(about | {"device": self.device.type} | cells)
 
-    def read_requests(self, begun):
+    def begin(self, workload: Workload, scope, note, **cells):
+        """Write what happens now. If it fails, or if this process dies, its row has these cells."""
+        self.begun.clear()
+        self.begun.update(work_cells(self.settings, workload, scope) | cells | {"status": process.BEGUN})
+        self.write(self.begun | {"note": note})
+
+    def write_failure(self, error):
+        """Write that what has begun has failed; raise the error if nothing has."""
+        if not self.begun:
+            raise error
+        cells = frameworks.classify_failure(error)
+        self.write(self.begun | cells)
+        if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
+            print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    def read_requests(self):
         """Yield the requests of the parent until it asks for the check; before each, tell it that this one waits."""
         while True:
             wait_until_idle()
-            self.write(begun | {"note": process.WAITING})
+            self.write(self.begun | {"note": process.WAITING})
             request = self.requests.get()
-            if "check" in request:
+            if request == process.CHECK:
                 return
-            self.write(begun | {"note": "measuring"})
+            self.write(self.begun | {"note": "measuring"})
             yield request
 
-    def measure_scopes(self, workload: Workload, scopes):
+    def measure_scopes(self, workload: Workload, scopes, keep=None):
         """Measure scopes on one model, then compare their last outputs with the CPU.
 
-        Yields:
-            (scope, cells): of status `begun` with what happens next; of the windows; and once more after the
-            comparison.
-        """
-        yield scopes[0], {"status": process.BEGUN, "note": "building"}
-        measured = []
-        with self.open_session(workload, scopes[0]) as session:
-            for scope in scopes:
-                if scope == "end_to_end" and not session.stream:
-                    session.read_files()
-                begun = work_cells(self.settings, workload, scope) | {"status": process.BEGUN, "note": "measuring"}
-                yield scope, begun
-                is_asked = scope == "device" and self.requests
-                requests = self.read_requests(begun) if is_asked else [{}]
-                cells = self.make_timer(workload, scope, session, begun).measure(requests)
-                cells |= self.derive_cells(workload, scope, session, cells)
-                if cells["status"] == "interrupted":
-                    yield scope, cells | {"note": describe_notes(session, workload)}
-                    return
-                items = self.check_last_step(session)
-                yield scope, cells | {"note": COMPARING}  # the row of a process that is killed from here on
-                measured.append((scope, cells, items))
-            for scope, cells, items in measured:
-                try:
-                    if items:
-                        cells["output_error"] = check.check_output(session, *items)
-                    yield scope, cells | {"note": describe_notes(session, workload)}
-                except MeasurementError as wrong:
-                    yield scope, frameworks.classify_failure(wrong)
+        Args:
+            keep: called with the cells of each result, before the comparison and after it; by default, it is written.
 
-    def write_lines(self, workload: Workload, lines):
-        """Write what measure_scopes() yields, and a line for a failure; return whether there was none."""
-        scope, cells = "", {}
-        try:
-            for scope, cells in lines:
-                self.write(work_cells(self.settings, workload, scope) | cells)
-        except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
-            raise
-        except Exception as error:
-            cells = frameworks.classify_failure(error)
-            self.write(work_cells(self.settings, workload, scope) | cells)
-            if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-                print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
-                raise SystemExit(1) from None
-        return cells["status"] == "ok"
+        Returns:
+            Whether all comparisons agree. If a scope fails, those before it are compared first.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C; what is complete is kept.
+        """
+        keep = keep or self.write
+        measured = []  # (cells, what check_output() takes) of each scope that is not compared yet
+        self.begin(workload, scopes[0], "building")
+        with self.open_session(workload, scopes[0]) as session:
+            try:
+                for scope in scopes:
+                    cells = self.measure_scope(workload, scope, session)
+                    if cells["status"] == "interrupted":
+                        keep(cells | {"note": describe_notes(session, workload)})
+                        raise KeyboardInterrupt
+                    measured.append((cells, self.check_last_step(session)))
+                    keep(cells | {"note": COMPARING})  # the row of a process that is killed from here on
+                return self.compare_scopes(workload, session, measured, keep)
+            except KeyboardInterrupt:
+                for cells, _ in measured:
+                    keep(cells | {"note": f"{check.NOT_COMPARED}interrupted"})
+                raise
+            except Exception:
+                self.compare_scopes(workload, session, measured, keep, is_broken=True)
+                raise
+
+    def measure_scope(self, workload: Workload, scope, session):
+        """Measure one scope of a session; return the cells of its row."""
+        self.begin(workload, scope, "measuring")
+        if scope == "end_to_end" and not session.stream:
+            session.read_files()
+        requests = self.read_requests() if scope == "device" and self.requests else [process.WINDOWS]
+        cells = work_cells(self.settings, workload, scope)
+        cells |= self.make_timer(workload, scope, session).measure(requests)
+        return cells | self.derive_cells(workload, scope, session, cells)
+
+    def compare_scopes(self, workload: Workload, session, measured, keep, is_broken=False):
+        """Compare measured scopes with the CPU, and take them out of the list; return whether all agree.
+
+        Args:
+            is_broken: the device may not answer any more.
+        """
+        agrees = True
+        while measured:
+            cells, items = measured[0]
+            try:
+                if items:
+                    cells["output_error"] = session.compare(check.check_output, session, *items)
+                cells["note"] = describe_notes(session, workload)
+            except Exception as error:
+                if is_broken and not isinstance(error, MeasurementError):
+                    cells["note"] = f"{check.NOT_COMPARED}{error}"
+                else:
+                    agrees = False
+                    cells = work_cells(self.settings, workload, cells["scope"]) | frameworks.classify_failure(error)
+            keep(cells)
+            measured.pop(0)
+        return agrees
 
     @contextmanager
     def open_session(self, workload: Workload, scope):
@@ -189,8 +226,8 @@ class Measurer:
         finally:
             session.close()
 
-    def make_timer(self, workload: Workload, scope, session, begun=None):
-        """Return the Timer of a session in one scope; `begun` is the line to which it adds the rate so far."""
+    def make_timer(self, workload: Workload, scope, session):
+        """Return the Timer of a session in one scope, which writes the rate so far."""
         settings, group, instruments = self.settings, self.group, self.instruments
         meters.reset_process_peak()  # the checks before need more memory than the steps
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
@@ -204,7 +241,7 @@ class Measurer:
             sustain=settings.sustain,
             least_seconds=min(instruments.least_seconds, settings.max_seconds),
             clock=group.clock,
-            on_window=lambda rate: self.write(begun | {"throughput": rate}),
+            on_window=lambda rate: self.write(self.begun | {"note": "measuring", "throughput": rate}),
             watch=None if group.ranks.rank else meters.Watch(instruments),
         )
 
@@ -245,10 +282,9 @@ def warn_of_device(settings, device):
 
 
 def measure_workload(measurer: Measurer, make_workload):
-    """Yield the only part of most workloads: the model on batches that are on the device."""
-    workload = make_workload(measurer.settings)
+    """Measure the only part of most workloads: the model on batches that are on the device."""
     scope = "sustained" if measurer.settings.sustain else "device"
-    yield measurer, workload, measurer.measure_scopes(workload, [scope])
+    measurer.measure_scopes(make_workload(measurer.settings), [scope])
 
 
 def describe_notes(session, workload):

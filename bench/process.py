@@ -14,9 +14,11 @@ import logging
 import math
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -33,6 +35,11 @@ POLL_SECONDS = 0.2  # between looks whether a child has exited
 GRACE_SECONDS = 10.0  # for the rest of what it said
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 WAITING = "waiting"  # note of such a line of a child that waits for a request
+TAKEN = "busy or unavailable"  # in the note if another process has a card in exclusive-process mode (`nvidia-smi -c 3`)
+
+
+# Requests, besides {"slice": seconds}, which is for windows of so many seconds.
+WINDOWS, CHECK = {}, {"check": True}  # windows until the limits of the settings; the check, after which a child ends
 
 
 def run_script(function, *words):
@@ -89,12 +96,13 @@ def handle(handler, *numbers):
 def deferred_interrupts():
     """Delay Ctrl-C, SIGTERM and SIGHUP until the end of the block, for a block that has to be completed.
 
-    Python swallows an exception in the hooks of a fork, and a half-made object cannot close itself.
+    Python swallows an exception in the hooks of a fork, and a half-made object cannot close itself. Yields the list of
+    the signals that have come.
     """
     caught = []
     former = handle(lambda number, frame: caught.append(number), signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     try:
-        yield
+        yield caught
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
@@ -103,7 +111,7 @@ def deferred_interrupts():
 
 
 class Child:
-    """A process that works for this one, as far as it is asked.
+    """A process that works for this one, as far as it is asked: start(), then ask() and wait(), or finish().
 
     Attributes:
         lines: what it has said, a dict each.
@@ -112,7 +120,7 @@ class Child:
     """
 
     def __init__(self, command, environ, show, limit=math.inf):
-        """Prepare a process; work() or finish() starts it.
+        """Prepare a process.
 
         Args:
             environ: its whole environment.
@@ -122,39 +130,12 @@ class Child:
         """
         self.command, self.environ, self.show, self.limit = command, environ, show, limit
         self.lines, self.printed = [], []
+        self.heard = 0  # of the lines: those that wait() has answered for
         self.news = queue.SimpleQueue()  # an Event's locks break if two signals arrive at once
         self.exit_status, self.process = None, None
 
-    def work(self, *requests):
-        """Send requests, dicts, and let the process work until it waits for another one; return False if it ends.
-
-        The first call starts it, and lets it work until it is ready.
-        """
-        if not self.process:
-            self._start()
-        said, deadline = len(self.lines), time.monotonic() + self.limit
-        with suppress(OSError):  # it may have died
-            self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
-            self.process.stdin.flush()
-        while self.process.poll() is None:
-            with suppress(queue.Empty):
-                self.news.get(timeout=POLL_SECONDS)
-            self._show()
-            if any(line.get("note") == WAITING for line in self.lines[said:]):
-                return True
-            if time.monotonic() > deadline:
-                self._end(-signal.SIGALRM)
-                return False
-        # Ctrl-C does not reach a child: another program has ended it.
-        self._end(-signal.SIGTERM if self.process.returncode == INTERRUPTED else self.process.returncode)
-        return False
-
-    def finish(self, *requests):
-        """Send the last requests, and let the process work until it ends."""
-        while self.work(*requests):
-            requests = ()
-
-    def _start(self):
+    def start(self):
+        """Start the process, which then works until it is ready."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with deferred_interrupts():
             self.process = subprocess.Popen(self.command, env=self.environ, start_new_session=True, **pipes)
@@ -165,15 +146,49 @@ class Child:
         with suppress(OSError):  # Linux then kills the child first if memory runs out
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
 
+    def ask(self, *requests):
+        """Send requests, dicts."""
+        with suppress(OSError):  # it may have died
+            self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
+            self.process.stdin.flush()
+
+    def wait(self):
+        """Let the process work until it waits for another request; return False if it has ended instead."""
+        deadline = time.monotonic() + self.limit
+        while self.process.poll() is None:
+            with suppress(queue.Empty):
+                self.news.get(timeout=POLL_SECONDS)
+            self._show()
+            new, self.heard = self.lines[self.heard :], len(self.lines)
+            if any(line.get("note") == WAITING for line in new):
+                return True
+            if time.monotonic() > deadline:
+                self.end(-signal.SIGALRM)
+                return False
+        # Ctrl-C does not reach a child: another program has ended it.
+        self.end(-signal.SIGTERM if self.process.returncode == INTERRUPTED else self.process.returncode)
+        return False
+
+    def finish(self, *requests):
+        """Send the last requests, and let the process work until it ends."""
+        self.ask(*requests)
+        while self.wait():
+            pass
+
     def _read(self, stream):
-        """Keep the lines of a pipe, in a thread of its own."""
-        for line in stream:
-            text = line.decode(errors="replace")
-            if text.startswith('{"') and text.endswith("\n") and stream is self.process.stdout:
-                self.lines.append(json.loads(text))
-            else:
-                self.printed.append(text.rstrip())
-            self.news.put(None)
+        """Keep the lines of a pipe, in a thread of its own, which closes it at its end."""
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                said = None
+                if stream is self.process.stdout and text.endswith("\n"):
+                    with suppress(ValueError):
+                        said = json.loads(text)
+                if isinstance(said, dict):
+                    self.lines.append(said)
+                else:
+                    self.printed.append(text.rstrip())
+                self.news.put(None)
 
     def _show(self):
         printed = self.printed[:]
@@ -181,14 +196,18 @@ class Child:
         with suppress(OSError), deferred_interrupts():  # a terminal that has closed; the locks of the bar
             self.show(self, printed)
 
-    def _end(self, exit_status):
+    def end(self, exit_status):
         """Kill what is left of the process and its workers, which may hold its pipes open, and read the rest."""
         self.exit_status = exit_status
         with suppress(OSError):  # nothing is left of its group; macOS reports EPERM for a group of zombies
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        with suppress(OSError):  # what it has not read; its ranks end when this does, although torchrun was killed
+            self.process.stdin.close()
         for reader in self.readers:
             reader.join(GRACE_SECONDS)
+        for folder in Path(tempfile.gettempdir()).glob(f"{scratch_prefix(self.process.pid)}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         self._show()
 
     def explain_death(self):
@@ -203,17 +222,36 @@ class Child:
             return "timed_out", f"stopped after {self.limit:.0f} s"
         return "crashed", f"exit status {status}, see above" if status >= 0 else f"ended by signal {-status}"
 
-    def close(self):
-        """End a process that still works, which may finish what it writes; a second Ctrl-C kills it.
+    def find_mistake(self):
+        """Return the mistake in the settings that it found, or that it died at once; "" if it did neither."""
+        if (death := self.explain_death()) and not self.lines:
+            return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
+        return next((line["mistake"] for line in self.lines if "mistake" in line), "")
 
-        It gets SIGTERM, because a background job ignores SIGINT.
-        """
-        if self.process and self.exit_status is None:
-            with suppress(KeyboardInterrupt):
-                self.process.terminate()
-                self.finish()
-            with deferred_interrupts():
-                self._end(INTERRUPTED)
+    def ran_out(self):
+        """Return whether it may have failed because another process has the memory, or the whole card."""
+        is_full = any(line.get("status") == "out_of_memory" or TAKEN in line.get("note", "") for line in self.lines)
+        return is_full or self.exit_status == -signal.SIGKILL
+
+
+def close(children):
+    """End those of the children that still work, which may finish what they write; a second Ctrl-C kills them.
+
+    They get SIGTERM, because a background job ignores SIGINT.
+    """
+    working = [each for each in children if each.process and each.exit_status is None]
+    with suppress(KeyboardInterrupt), deferred_interrupts() as caught:  # however often it comes, all are closed
+        for each in working:
+            each.process.terminate()
+        while not caught and any(each.process.poll() is None for each in working):
+            time.sleep(POLL_SECONDS)
+        for each in working:
+            each.end(INTERRUPTED)
+
+
+def scratch_prefix(child):
+    """Return how the names of the temporary folders of a child, or of its ranks, begin, by its process id."""
+    return f"bench-{child}-"
 
 
 def open_channel():

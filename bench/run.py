@@ -10,17 +10,22 @@ ended; no child writes into results/. The parent imports no framework.
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 import time
 import uuid
+from contextlib import contextmanager
+
+from tqdm import tqdm
+from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import child, process
-from bench.frameworks import TAKEN, Device
+from bench.frameworks import Device
 from bench.host import environment, ranks
 from bench.packages import python_of
 from bench.records import report, results
-from bench.records.columns import describe_work
+from bench.records.columns import describe_work, format_number
 from bench.records.rows import make_rows
 from bench.records.verdict import compare_runs
 from bench.settings import COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, read_runs
@@ -29,6 +34,10 @@ log = logging.getLogger("bench")
 
 PROCESSES, COMPARED_PROCESSES = 3, 5  # of each run, and in a list that is compared
 SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # of windows, before another process works
+REFRESH_SECONDS = 1.0
+BAR = "{desc} [{elapsed}<{remaining}]"
+LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
+logged = set()  # by child processes
 # By command: the script that a child runs.
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
@@ -61,7 +70,7 @@ def measure_command(command, make_workload, describe_rows):
     """
     runs = read_runs(command)
     folder = runs[0].settings.results_dir
-    host = read_machine(runs[0])
+    host = read_machine(runs)
     for index, run in enumerate(runs if make_workload else []):
         workload = make_workload(run.settings)  # so that an unknown MODEL is noticed before anything is measured
         if command == "mlp":  # all processes of a run have the same data
@@ -71,7 +80,7 @@ def measure_command(command, make_workload, describe_rows):
         rows_by_run = {run: [] for run in group}
         count = count_processes(group[0], is_compared=len(group) > 1)
         try:
-            with report.progress(count * len(group)) as show:
+            with progress(count * len(group)) as show:
                 measure_rounds(rows_by_run, host, show, range(1, count + 1))
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
@@ -100,29 +109,58 @@ def print_paths(folder, rows):
         print(f"added to {results.display_path(path)}", flush=True)
 
 
-def read_machine(run: Run):
-    """Return what describes this computer; keep it awake, and refuse what is in the way of a command."""
+def read_machine(runs):
+    """Return what describes this computer; keep it awake, and refuse what is in the way of these runs of a command."""
     if ranks.read_ranks().are_many:
         raise SettingError("RANK and WORLD_SIZE are torchrun's, but make starts it: see docs/scaling.md, unset them")
-    settings = run.settings  # MACHINE and RESULTS_DIR cannot be lists
+    settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
     card = environment.find_card()
-    machine = host["machine"] or environment.name_machine(host, card and card.name)
-    results.append(results.path_of(settings.results_dir, {"machine": machine}))  # finds out whether this is possible
+    for use_gpu in {run.settings.use_gpu for run in runs}:
+        gpu_name = card.name if card and use_gpu is not False else None
+        machine = settings.machine or environment.name_machine(host, gpu_name)
+        results.append(results.path_of(settings.results_dir, {"machine": machine}))  # finds out if this is possible
     if sys.platform == "darwin":
         subprocess.Popen(["caffeinate", "-i", "-w", str(os.getpid())], start_new_session=True)
     return host
 
 
+@contextmanager
+def progress(count):
+    """Show what child processes do: a bar with their number and rate, below what they print; yields a Child's `show`.
+
+    What processes log is shown once, however many log it. At most `count` processes follow.
+    """
+    options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "smoothing": 0, "dynamic_ncols": True, "disable": None}
+    with tqdm_logging_redirect(total=count, bar_format=BAR, file=sys.stderr, leave=False, **options) as bar:
+
+        def show(child, printed):
+            for text in printed:
+                words = LOGGED.sub("", text)
+                if words == text or words not in logged:
+                    tqdm.write(text, file=sys.stderr)
+                logged.add(words)
+            bar.n = min(bar.n + (child.exit_status is not None), count)  # disturbed ones are repeated
+            line = child.lines[-1] if child.lines else {"status": process.BEGUN, "note": "starting"}
+            rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
+            doing = f"{line['note']} " if line.get("status") == process.BEGUN else ""
+            bar.desc = f"processes ended: {bar.n} of {count}{rate}: {doing}{describe_work(line)}"
+            bar.update(0)
+
+        yield show
+
+
 def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own, which warns if a GPU is missing."""
-    with report.progress(1) as show:
+    with progress(1) as show:
         found = make_child(run, show, task=process.FIND_DEVICE)
-        error = work([found], is_together=False, seconds=0)
-    if mistake := find_mistake(found):
-        error = SettingError(mistake)
-    if error:
-        raise error
+        try:
+            found.start()
+            found.finish()
+        finally:
+            process.close([found])
+    if mistake := found.find_mistake():
+        raise SettingError(mistake)
     return Device(**found.lines[0])
 
 
@@ -172,85 +210,97 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
     is_together = len(runs) > 1
     group = uuid.uuid4().hex[:12] if is_together else ""
     for number in numbers:
-        while True:
-            children = {run: make_child(run, show, limit) for run in (runs if number % 2 else runs[::-1])}
-            error = work(list(children.values()), is_together, runs[0].settings.max_seconds)
-            if error or not is_together or not ran_out(children.values()):
-                break
+        ordered = runs if number % 2 else runs[::-1]
+        children, is_interrupted = measure_round(ordered, is_together, show, limit)
+        if is_together and not is_interrupted and any(each.ran_out() for each in children.values()):
             log.warning("not enough memory to run these side by side: running them one at a time")
             is_together = False
+            children, is_interrupted = measure_round(ordered, is_together, show, limit)
         with process.deferred_interrupts():
             found = {}
             for run, each in children.items():
-                death = each.explain_death()
-                rows = make_rows(host, each.lines, death, run_id=run.run_id, process=number, group=group)
-                if rows:
-                    choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)
-                    rate = report.describe_rate(rows[0])
-                    log.info("process %d: %s: %s", number, choices or describe_work(rows[0]), rate)
-                found[run] = rows
-                rows_by_run[run] += rows
+                cells = {"run_id": run.run_id, "process": number, "group": group}
+                found[run] = make_rows(host, each.lines, each.explain_death(), **cells)
+                rows_by_run[run] += found[run]
+                log_process(run, number, found[run])
             store(runs[0].settings.results_dir, [row for rows in found.values() for row in rows])
-        mistakes = [*filter(None, map(find_mistake, children.values()))]
-        if error or mistakes:
-            raise error or SettingError(mistakes[0])
+        if is_interrupted:
+            raise KeyboardInterrupt
+        if mistakes := [*filter(None, (each.find_mistake() for each in children.values()))]:
+            raise SettingError(mistakes[0])
         runs = [run for run in runs if has_result(found[run])]
         if not runs:
             return
 
 
-def store(folder, rows):
-    """Append rows to the files of their machines; if that fails, print them as CSV and raise ResultsError."""
-    for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
-        some = [row for row in rows if results.path_of(folder, row) == path]
-        try:
-            results.append(path, *some)
-        except results.ResultsError as error:
-            print(results.HEADER + results.to_text(some), end="", flush=True)
-            raise results.ResultsError(f"{error}; the rows are in the lines above: save them as a CSV file") from None
+def measure_round(runs, is_together, show, limit):
+    """Measure a process of each run, in slices or one after the other.
 
-
-def work(children, is_together, seconds):
-    """Let the processes of a round work, one after the other or in slices, and close them; return a KeyboardInterrupt.
-
-    Args:
-        seconds: of windows, for each.
+    Returns:
+        ({run: its Child, which has ended}, whether Ctrl-C has ended the round).
     """
+    children = {run: make_child(run, show, limit) for run in runs}
+    seconds = runs[0].settings.max_seconds
     try:
         if is_together:
-            work_in_slices(children, seconds)
+            work_in_slices(list(children.values()), seconds)
         else:
-            for each in children:
-                each.finish({"seconds": seconds}, {"check": True})
-    except KeyboardInterrupt as interrupt:
-        return interrupt
+            for each in children.values():
+                each.start()
+                each.finish(process.WINDOWS, process.CHECK)
+        return children, False
+    except KeyboardInterrupt:
+        return children, True
     finally:
-        for each in children:
-            each.close()
+        process.close(children.values())
 
 
 def work_in_slices(children, seconds):
     """Let children measure slices of their windows, one at a time, in changing order; then check, one at a time.
 
-    Each gets equally many slices, of so many seconds together. If one finds no room, none is measured.
+    Each gets equally many slices, of so many seconds together. It ends early if one finds no room.
     """
-    waiting = [each for each in children if each.work()]
-    if ran_out(children):
-        return
+    waiting = []
+    for each in children:  # one at a time: they use all cores to build and to compile
+        each.start()
+        if each.wait():
+            waiting.append(each)
+    request = {"slice": max(SLICE_SECONDS, seconds / MOST_SLICES)}
     began = time.monotonic()
     count = 0
     while waiting and (count < LEAST_SLICES or time.monotonic() - began < seconds * len(waiting)):
-        waiting = [each for each in waiting if each.work({"slice": max(SLICE_SECONDS, seconds / MOST_SLICES)})]
-        waiting.reverse()
+        if any(each.ran_out() for each in children):
+            return
+        asked, waiting = waiting[::-1] if count else waiting, []
+        for each in asked:
+            each.ask(request)
+            if each.wait():
+                waiting.append(each)
         count += 1
     for each in waiting:
-        each.finish({"check": True})
+        each.finish(process.CHECK)
 
 
-def ran_out(children):
-    """Return whether a process may have failed because another one has the memory, or the whole card."""
-    lines = [line for each in children for line in each.lines]
-    return any(line.get("status") == "out_of_memory" or TAKEN in line.get("note", "") for line in lines)
+def log_process(run, number, rows):
+    """Log what a process has measured, if it has."""
+    if rows:
+        choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)
+        rate = report.describe_rate(rows[0])
+        log.info("process %d: %s: %s", number, choices or describe_work(rows[0]), rate)
+
+
+def store(folder, rows):
+    """Append rows to the files of their machines, and print as CSV those that cannot be stored; then ResultsError."""
+    errors = []
+    for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
+        some = [row for row in rows if results.path_of(folder, row) == path]
+        try:
+            results.append(path, *some)
+        except results.ResultsError as error:
+            errors.append(error)
+            print(results.HEADER + results.to_text(some), end="", flush=True)
+    if errors:
+        raise results.ResultsError(f"{errors[0]}; the rows are in the lines above: save them as a CSV file")
 
 
 def has_result(rows):
@@ -268,10 +318,3 @@ def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
         options = [] if ranks.NODES in environ else ["--standalone", "--local-addr=127.0.0.1"]
         command[1:1] = ["-m", "torch.distributed.run", *options, f"--nproc-per-node={count}"]
     return process.Child(command, environ, show, limit)
-
-
-def find_mistake(ended):
-    """Return the mistake in the settings that a closed Child found, or that it died at once; "" if it did neither."""
-    if (death := ended.explain_death()) and not ended.lines:
-        return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
-    return next((line["mistake"] for line in ended.lines if "mistake" in line), "")

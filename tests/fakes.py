@@ -81,7 +81,7 @@ class FakeChild(process.Child):
 
     def __init__(self, work, command, environ, show=None, limit=math.inf):
         super().__init__(command, environ, show, limit)
-        self.script, self.requests, self.work_on, self.progress = command[1], [], work, None
+        self.script, self.requests, self.work_on = command[1], [], work
 
     @property
     def finds_device(self):
@@ -90,21 +90,24 @@ class FakeChild(process.Child):
     def write(self, **cells):
         self.lines.append(LINE | cells)
 
-    def work(self, *requests):
+    def start(self):
+        self.progress, self.process = self.work_on(self), self
+
+    def ask(self, *requests):
         self.requests += requests
-        self.progress = self.progress or self.work_on(self)
+
+    def wait(self):
         try:
             next(self.progress)
         except StopIteration as ended:
             self.exit_status = ended.value or 0
         return self.exit_status is None
 
-    def finish(self, *requests):
-        self.requests += requests
-        while self.work():
-            pass
+    def terminate(self):
+        self.progress.close()
 
-    def close(self):
-        if self.progress and self.exit_status is None:
-            self.exit_status = process.INTERRUPTED
-            self.progress.close()
+    def poll(self):
+        return process.INTERRUPTED
+
+    def end(self, exit_status):
+        self.exit_status = exit_status

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import measure_all
-from bench import process, run
+from bench import process
 from bench.frameworks import Device
+from bench.host import environment
 from bench.records import results
 from bench.records.rows import work_cells
-from bench.settings import FRAMEWORKS, LACKS, parse_settings, read_runs, read_settings
+from bench.settings import FRAMEWORKS, LACKS, SettingError, parse_settings, read_runs, read_settings
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
@@ -49,10 +50,16 @@ def make_all(monkeypatch):
         failure = call.fails.get(asked)
         if asked == SWEEP:
             child.write(**cells | {"model": "matmul-peak", "precision": "float32", "tflops": 0.1})
+            if failure:
+                child.write(**cells | {"precision": "bfloat16", "status": failure, "note": "9 TiB", "throughput": None})
+        elif failure == "nothing":
+            pass
         elif failure == "mistake":
             child.lines.append({"mistake": "it needs a package"})
         elif failure:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
+            if failure == "interrupted":
+                raise KeyboardInterrupt
         else:
             child.write(**cells)
         return
@@ -138,8 +145,7 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert len(make_all(MALLOC_ARENA_MAX="1")[1]) == QUICK
     make_all.device = Device("cpu", None, "2.16", 1)
     assert len(make_all()[1]) == QUICK
-    describe = run.environment.read_host
-    monkeypatch.setattr(run.environment, "read_host", lambda machine: describe(machine) | {"commit": "other"})
+    monkeypatch.setattr(measure_all, "find_programs", lambda commit: "other")
     assert len(make_all()[1]) == QUICK
     make_all.device = replace(CUDA, device_name="another card")
     assert len(make_all()[1]) > 1
@@ -157,7 +163,58 @@ def test_what_was_refused_is_left_out_of_later_rounds(make_all):
     assert [len(make_all()[1]) for _ in range(2)] == [3, 0]  # what has no row
 
 
-def test_what_was_disturbed_is_measured_until_twice_as_many_processes(make_all):
+def test_what_was_disturbed_is_measured_at_most_twice_as_often_and_by_the_next_call(make_all, capsys):
     make_all.flags = "page_faults contended"
-    assert len(make_all()[1]) == 2 * QUICK
+    assert [len(make_all()[1]) for _ in range(2)] == [2 * QUICK] * 2
+    assert f"{QUICK} of {QUICK} results are disturbed" in capsys.readouterr().out
+    make_all.flags = ""
+    assert [len(make_all()[1]) for _ in range(2)] == [QUICK, 0]
+    assert capsys.readouterr().out.count("added to") == 1
+
+
+def test_what_is_missing_is_measured_again_once(make_all):
+    """A row that was removed, two processes that were interrupted."""
+    _, asked, rows = make_all(RUNS="3")
+    first = next(row for row in rows if row["process"] == "1" and row["model"] == "mlp-5x1024")
+    path = read_settings("all").results_dir / "m.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if not (first["run_id"] in line and ",1," in line[:30])))
+    assert [make_all()[1] for _ in range(2)] == [[("mlp", "mlp-5x1024", "training")], []]
+    path.unlink()
+    make_all.fails[asked[1]] = "interrupted"
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            make_all()
+    make_all.fails = {}
+    assert [make_all()[1].count(asked[1]) for _ in range(2)] == [3, 0]
+
+
+def test_a_process_without_a_row_ends_it(make_all):
+    make_all.fails["mlp", "mlp-5x1024", "training"] = "nothing"
+    with pytest.raises(SettingError, match="process 1 of mlp"):
+        make_all()
+
+
+def test_a_sweep_that_died_is_measured_once_more_before_16_bits_are_left_out(make_all, capsys):
+    make_all.fails[SWEEP] = "crashed"
+    assert make_all(QUICK="0", RUNS="1")[1].count(SWEEP) == 2
+    assert "crashed: 9 TiB" in capsys.readouterr().out
+    assert make_all(QUICK="0")[1] == []
+
+
+def test_a_commit_of_rows_begins_nothing_anew_and_one_of_a_program_does(make_all, monkeypatch, tmp_path):
+    def commit():
+        who = "-c", "user.name=t", "-c", "user.email=t@example.org"
+        for command in (["init"], ["add", "."], ["commit", "-m", "rows"]):
+            environment.output_of("git", "-C", str(tmp_path), *who, *command)
+
+    for module in (measure_all, environment):
+        monkeypatch.setattr(module, "ROOT", tmp_path)
+    (tmp_path / "program.py").write_text("1")
+    commit()
+    assert len(make_all()[1]) == QUICK
+    commit()
     assert make_all()[1] == []
+    (tmp_path / "program.py").write_text("2")
+    commit()
+    assert len(make_all()[1]) == QUICK

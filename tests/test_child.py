@@ -12,6 +12,7 @@ import pytest
 
 from bench import child as child_process
 from bench import frameworks, process
+from bench.frameworks.session import Session
 from bench.host import environment, meters
 from bench.records.columns import COLUMNS
 from bench.settings import SettingError
@@ -89,12 +90,34 @@ def test_scopes_have_a_line_each(child):
     assert [line["output_error"] is None for line in lines] == [False, False, True]
 
 
-def test_a_comparison_that_fails_leaves_the_rate_and_a_note(child, monkeypatch):
-    monkeypatch.setattr(on_numpy.Model, "on_cpu", Mock(side_effect=MemoryError("unable to allocate 9 TiB")))
-    status, (line,) = child()
-    assert (status, line["status"], line["output_error"]) == (0, "ok", None)
-    assert "9 TiB" in line["note"]
-    assert line["throughput"] > 0
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(MemoryError("9 TiB"), "ok"), (NotImplementedError("9 TiB"), "ok"), (TypeError("9"), "failed")],
+)
+def test_a_reference_without_room_leaves_the_rate_and_a_note_and_one_that_fails_does_not(
+    child, monkeypatch, error, status
+):
+    monkeypatch.setattr(on_numpy.Model, "on_cpu", Mock(side_effect=error))
+    code, (line,) = child()
+    assert (code, line["status"], line.get("output_error")) == (0, status, None)
+    assert (str(error) in line["note"], bool(line.get("throughput"))) == (True, status == "ok")
+
+
+@pytest.mark.parametrize(
+    ("error", "broken", "code", "statuses", "note"),
+    [
+        (OSError("a worker died"), False, 0, ["ok", "failed"], ""),
+        (OSError("a worker died"), True, 0, ["ok", "failed"], "not compared with the CPU: no answer"),
+        (KeyboardInterrupt, False, 130, ["ok"], "not compared with the CPU: interrupted"),
+    ],
+)
+def test_a_scope_is_compared_although_a_later_one_fails(child, monkeypatch, error, broken, code, statuses, note):
+    monkeypatch.setattr(Session, "read_files", Mock(side_effect=error))
+    if broken:
+        monkeypatch.setattr(on_numpy.Model, "on_cpu", Mock(side_effect=RuntimeError("no answer")))
+    status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="1")
+    assert (status, [line["status"] for line in lines], lines[0]["note"]) == (code, statuses, note)
+    assert (lines[0]["output_error"] is None) == bool(note)
 
 
 def test_the_bytes_of_a_step_become_a_bandwidth(child):
@@ -164,7 +187,7 @@ def test_ctrl_c_keeps_the_complete_windows(child, monkeypatch):
 
     monkeypatch.setattr(windows.Timer, "find_stop_reason", press)
     code, (line,) = child(MAX_SECONDS="0.3", SCOPE="device,input")
-    assert (code, line["status"], line["windows"]) == (0, "interrupted", 3)
+    assert (code, line["status"], line["windows"]) == (130, "interrupted", 3)
     assert line["throughput"] > 0
     assert child(MODEL="is_interrupted") == (130, [])  # before the first window
 
@@ -201,7 +224,7 @@ def test_a_child_measures_what_it_is_asked_for(child):
     status, (line,) = child(requests=ask(SLICE, SLICE, SLICE, {"check": True}), said=lines)
     assert (status, line["stop_reason"], len(line["rates"].split())) == (0, "slices", 3)
     assert [each["note"] for each in lines].count(process.WAITING) == 4
-    status, (line,) = child(requests=ask({"seconds": 1}, {"check": True}))
+    status, (line,) = child(requests=ask(process.WINDOWS, process.CHECK))
     assert (status, line["stop_reason"] in ("target_ci", "max_seconds")) == (0, True)
 
 
@@ -215,7 +238,7 @@ def test_after_ctrl_c_a_waiting_child_has_the_row_of_its_slices(child):
     requests = Interrupted()
     requests.put(SLICE)
     code, (line,) = child(requests=requests)
-    assert (code, line["status"], len(line["rates"].split())) == (0, "interrupted", 1)
+    assert (code, line["status"], len(line["rates"].split())) == (130, "interrupted", 1)
 
 
 @pytest.mark.parametrize(("spinning", "waited"), [(0, 0.01), (0.2, 0.21), (9, 0.3)])
@@ -264,7 +287,8 @@ def test_energy_is_that_of_models_by_themselves(instrumented, requests, environ,
     assert status == 0
     assert [line["scope"] for line in lines if line.get("power_watts")] == with_energy
     line = lines[0]
-    assert [line[name] for name in ("temperature_c", "phase", "optimizer")] == [61, settings["PHASE"], "sgd"]
+    heat = None if requests else 61  # after slices it is that of other processes
+    assert [line.get(name) for name in ("temperature_c", "phase", "optimizer")] == [heat, settings["PHASE"], "sgd"]
     if with_energy:
         assert (line["power_scope"], line["joules_per_item"] > 0) == ("gpu board", True)
         assert line["power_watts"] == pytest.approx(50, rel=0.1)
@@ -273,7 +297,7 @@ def test_energy_is_that_of_models_by_themselves(instrumented, requests, environ,
 def test_ctrl_c_after_the_windows_keeps_the_throughput(instrumented, monkeypatch):
     monkeypatch.setattr(child_process.check, "check_output", Mock(side_effect=KeyboardInterrupt))
     code, (line,) = instrumented()
-    assert (code, line["status"], line["note"]) == (130, "ok", child_process.COMPARING)
+    assert (code, line["status"], line["note"]) == (130, "ok", "not compared with the CPU: interrupted")
     assert line["throughput"] > 0
 
 

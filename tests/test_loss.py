@@ -64,7 +64,7 @@ from bench.settings import read_runs
 
 def measure():
     runs = {{each.settings.model: each for each in read_runs("image")}}
-    host = run.read_machine(runs["a"])
+    host = run.read_machine([runs["a"]])
     measure_all.measure_benchmarks(runs, complete_row(host, {{"device": "cpu"}}), host, runs["a"].settings.results_dir)
     print("the card")
 

@@ -5,9 +5,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -29,11 +32,13 @@ def test_an_interrupt_waits_until_what_has_to_be_whole_is():
 
 
 PROGRAM = """
-import json, os, signal, subprocess, sys, time
+import json, os, signal, subprocess, sys, tempfile, time
 from bench import process
+print('{"half": ', flush=True)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 write, requests = process.open_channel()
 what = os.environ[process.TASK]
+tempfile.mkdtemp(prefix=process.scratch_prefix(os.getpid()))
 try:
     print("printed", flush=True)
     if what != "works":
@@ -96,12 +101,20 @@ def noted_pids(tmp_path, count=2):
 
 
 def test_children_work_when_they_are_asked(make_child):
+    begun = os.listdir("/dev/fd")
     first, second = make_child("works"), make_child("works")
-    assert all([first.work(), second.work(), second.work({"slice": 1}), first.work({"slice": 1})])
+    for child in (first, second):
+        child.start()
+        assert child.wait()
+    for child in (second, first):
+        child.ask({"slice": 1})
+        assert child.wait()
     for child in (first, second):
         child.finish(CHECK)
     assert (first.exit_status, second.exit_status) == (0, 0)
-    assert sorted(make_child.printed) == ["half", "half", "printed", "printed"]
+    assert sorted(make_child.printed) == ["half", "half", "printed", "printed", '{"half":', '{"half":']
+    assert len(os.listdir("/dev/fd")) == len(begun)  # no pipe is left open
+    assert not list(Path(tempfile.gettempdir()).glob(f"{process.scratch_prefix(first.process.pid)}*"))
     (a, d), (b, c) = ([line["at"] for line in child.lines] for child in (first, second))
     assert a < b < c < d
 
@@ -109,6 +122,7 @@ def test_children_work_when_they_are_asked(make_child):
 def test_a_process_has_ended_although_a_worker_holds_its_pipes_open(make_child, tmp_path):
     child = make_child("leaves a worker")
     began = time.monotonic()
+    child.start()
     child.finish()
     assert (child.exit_status, time.monotonic() - began < 60) == (0, True)
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
@@ -116,7 +130,9 @@ def test_a_process_has_ended_although_a_worker_holds_its_pipes_open(make_child, 
 
 def test_a_time_limit_does_not_count_what_others_work(make_child):
     slow, patient = make_child("sleeps", limit=4), make_child("works", limit=4)
-    assert patient.work()
+    patient.start()
+    assert patient.wait()
+    slow.start()
     slow.finish()
     patient.finish(CHECK)
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
@@ -137,15 +153,29 @@ def press_ctrl_c(*conditions):
 @pytest.mark.parametrize("what", ["sleeps", "is stubborn"])
 def test_after_ctrl_c_a_child_finishes_its_line(make_child, tmp_path, what):
     child, waiting = make_child(what), make_child("works")
-    assert waiting.work()
+    waiting.start()
+    assert waiting.wait()
+    child.start()
     sleeps, was_told = (lambda: child.lines), (lambda: len(child.lines) > 1)
     press_ctrl_c(sleeps, *([was_told] if what == "is stubborn" else []))
     with pytest.raises(KeyboardInterrupt):
         child.finish()
-    for each in (child, waiting):
-        each.close()
+    process.close([child, waiting])
     assert [each.lines[-1] for each in (child, waiting)] == [{"interrupted": True}] * 2
     assert not any(map(is_running, noted_pids(tmp_path)))
+
+
+def test_all_are_closed_however_often_ctrl_c_comes(make_child):
+    def press(*_):
+        signal.raise_signal(signal.SIGINT)
+
+    children = [SimpleNamespace(process=SimpleNamespace(terminate=press), exit_status=None) for _ in range(3)]
+    ended = []
+    for each in children:
+        each.process.poll = lambda: None
+        each.end = lambda status: (press(), ended.append(status))
+    process.close(children)
+    assert ended == [process.INTERRUPTED] * 3
 
 
 PARENT = """
@@ -156,6 +186,7 @@ run.SCRIPTS["image"] = sys.argv[1]
 (one,) = read_runs("image")
 child = run.make_child(one, lambda *_: None)
 child.environ[process.TASK] = "sleeps"
+child.start()
 child.finish()
 """
 

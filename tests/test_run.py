@@ -17,7 +17,7 @@ from bench.records.rows import complete_row
 from bench.settings import SettingError, read_runs
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
-from tests.rows import read_rows
+from tests.rows import ROW, read_rows
 
 
 def rate(middle):
@@ -37,6 +37,8 @@ def work(child):
     child.write(**of_this, **rate(9.0), status="begun", note="building")
     child.note(batch_size, "works")
     is_together = not child.requests
+    if what == "is killed" and is_together:
+        return -signal.SIGKILL
     if what == "never fits" or (is_together and what == "too large"):
         child.write(**of_this, status="out_of_memory", note="full")
         return 1
@@ -114,6 +116,26 @@ def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, capf
     out = capfd.readouterr().out
     (row,) = tables.parse(out[out.index("schema,") :], "the terminal")[0].to_dict("records")
     assert (row["model"], row["process"], row["throughput"]) == ("ok", "1", "5")
+
+
+def test_what_can_be_stored_is_although_another_file_cannot(tmp_path, capfd):
+    (tmp_path / "a.csv").mkdir()
+    with pytest.raises(results.ResultsError, match="save them"):
+        run.store(tmp_path, [ROW | {"machine": name} for name in "ab"])
+    assert ([row["machine"] for row in read_rows(tmp_path / "b.csv")], ",a," in capfd.readouterr().out) == (["b"], True)
+
+
+@pytest.mark.parametrize(
+    ("use_gpu", "tested"), [("0", {"cpu"}), ("1", {"nvidia-h200"}), ("0,1", {"cpu", "nvidia-h200"})]
+)
+def test_the_files_of_the_devices_that_are_asked_for_are_tested_first(monkeypatch, tmp_path, use_gpu, tested):
+    monkeypatch.setattr(environment, "list_cards", lambda: [NvidiaGpu("NVIDIA H200")])
+    host = dict.fromkeys(("cpu_id", "gpu_cores"), "") | {"cpu_name": "CPU", "cpu_count": 1}
+    monkeypatch.setattr(environment, "read_host", lambda _: host)
+    names = set()
+    monkeypatch.setattr(results, "append", lambda path: names.add(path.stem.removesuffix("-1-cores")))
+    run.read_machine(read_runs("image", {"USE_GPU": use_gpu}))
+    assert names == tested
 
 
 def test_three_processes_give_one_result(run_all, tmp_path):
@@ -234,7 +256,7 @@ def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
     assert "BATCH_SIZE=2 " not in out
 
 
-@pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("never fits", [5, 0])])
+@pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("is killed", [5, 5]), ("never fits", [5, 0])])
 def test_without_room_for_two_they_run_one_after_the_other(compare, caplog, last, counts):
     status, _, rows, events = compare("ok", last)
     assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, counts)
@@ -269,8 +291,8 @@ def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, gro
 
 def test_what_processes_log_is_shown_once(monkeypatch):
     terminal = io.StringIO()
-    monkeypatch.setattr(report, "sys", SimpleNamespace(stderr=terminal))
-    with report.progress(1) as show:
+    monkeypatch.setattr(run, "sys", SimpleNamespace(stderr=terminal))
+    with run.progress(1) as show:
         for second in range(3):
             show(FakeChild(work, ["", ""], {}), [f"07:00:0{second}  WARNING: slow", "    raise Error"])
     assert [terminal.getvalue().count(text) for text in ("07:00:00  WARNING: slow", "raise Error")] == [1, 3]

@@ -5,7 +5,7 @@ import pytest
 import tflops_sweep
 from bench import child, process
 from bench.host.environment import read_host
-from bench.records.rows import complete_row
+from bench.records.rows import complete_row, work_cells
 from bench.timing import MeasurementError
 
 RATES = {"matmul": {32: 0.1, 64: 0.4, 128: 0.3, 512: 0.35}, "conv1x1": 0.2, "conv3x3": 0.25}
@@ -31,18 +31,19 @@ def sweep(monkeypatch):
     def call(rates=None, fails=None, again=1.0, interrupted=None, **environ):
         calls, fails = [], fails or {}
 
-        def measure_scopes(measurer, workload, scopes):
+        def measure_scopes(measurer, workload, scopes, keep):
             settings, rate = measurer.settings, (RATES | (rates or {})).get(workload.model)
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
             if reason := fails.get(settings.precision) or fails.get(side):
                 raise MeasurementError(reason, "not here")
-            found = {"status": "interrupted" if side == interrupted else "ok", "flags": "", "note": ""}
-            if rate is None:
-                return [("device", found | {"throughput": 40.0, "tflops": None})]
+            found = work_cells(settings, workload, "device") | {"flags": "", "note": "", "throughput_high": None}
             if isinstance(rate, dict):
                 rate = rate[side] * (again if settings.seed else 1)
-            return [("device", found | {"throughput": rate, "tflops": rate})]
+            status = "interrupted" if side == interrupted else "ok"
+            keep(found | {"status": status, "throughput": rate or 40.0, "tflops": rate})
+            if side == interrupted:
+                raise KeyboardInterrupt
 
         monkeypatch.setattr(child.Measurer, "measure_scopes", measure_scopes)
         asked = {"SIZES": "32,64,128", "PRECISION": "float32", "OPS": "matmul,convolution,bandwidth"}
@@ -102,3 +103,4 @@ def test_a_real_sweep_fills_rows(monkeypatch):
     status, rows = run_sweep(monkeypatch, environ)
     assert status == 0
     assert {"matmul", "matmul-peak", "conv1x1"} <= {row["model"] for row in rows if row["status"] == "ok"}
+    assert {row["model"] for row in rows if row["status"] == process.BEGUN} == {"matmul", "conv1x1"}  # if it crashes

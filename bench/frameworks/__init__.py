@@ -15,7 +15,7 @@ import os
 import traceback
 from dataclasses import dataclass
 
-from bench import explain_import
+from bench import explain_import, process
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
@@ -51,8 +51,6 @@ def load(name):
         raise SettingError(f"FRAMEWORK={name!r} cannot be imported: {explain_import(error)}") from None
 
 
-# A card in exclusive-process mode (`nvidia-smi -c 3`) that another process has.
-TAKEN = "busy or unavailable"
 # Lower-case parts of an exception's type name or message, by the status that they mean. alloc_failed: cuBLAS and cuDNN;
 # killed by signal: the system ended a worker that used too much memory; engine: cuDNN's, which some formats do not have
 # on older cards; triton: COMPILE=1 on a card below compute capability 7.0; the C++ compiler: Inductor's.
@@ -76,15 +74,21 @@ STATUSES = {
 }
 
 
-def classify_failure(error):
-    """Return the status and the note of a failed measurement; an unexpected failure also prints its traceback."""
+def find_status(error):
+    """Return the status and the note of a failed measurement."""
     if isinstance(error, MeasurementError):
-        return {"status": error.status, "note": str(error)}
+        return error.status, str(error)
     reason = " ".join(str(error).split()) or type(error).__name__
     full = f"{type(error).__name__}: {reason}"
     for status, texts in STATUSES.items():
         if any(text in full.lower() for text in texts):
-            return {"status": status, "note": reason}
-    if not isinstance(error, OSError) and TAKEN not in full:  # a full disk and the like say enough
+            return status, reason
+    return "failed", full
+
+
+def classify_failure(error):
+    """Return the cells of a failed measurement, its status and note; print the traceback of an unexpected failure."""
+    status, note = find_status(error)
+    if status == "failed" and not isinstance(error, OSError) and process.TAKEN not in note:  # which say enough
         traceback.print_exception(error)
-    return {"status": "failed", "note": full}
+    return {"status": status, "note": note}

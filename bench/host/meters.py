@@ -120,12 +120,12 @@ class Watch:
                 self.changes = [*self.changes[:1], (self.clock(), joules, items)]
             self.joules = joules
 
-    def stop(self):
+    def stop(self, reads_sensors=True):
         """Return (flags of what it noticed, {column: reading} of the sensors and, if that is exact, of the counter).
 
         Heat is read first: a GPU's clock changes as soon as the work ends.
         """
-        readings = read_or({}, self.instruments.read)
+        readings = read_or({}, self.instruments.read) if reads_sensors else {}
         pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
         others = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)

@@ -5,20 +5,11 @@ import shutil
 import statistics
 import sys
 import textwrap
-from contextlib import contextmanager
 
-from tqdm import tqdm
-from tqdm.contrib.logging import tqdm_logging_redirect
-
-from bench import process
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, SETUP, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, read_rates, verdict_of
 
-REFRESH_SECONDS = 1.0
-BAR = "{desc} [{elapsed}<{remaining}]"
-LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins
-logged = set()  # by child processes
 BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
@@ -29,34 +20,6 @@ def wrap(line, indent=""):
         return line
     width = max(LEAST_WIDTH, shutil.get_terminal_size().columns)
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
-
-
-@contextmanager
-def progress(count):
-    """Show what child processes do: a bar with their number and rate, below what they print; yields a Child's `show`.
-
-    What processes log is shown once, however many log it. At most `count` processes follow.
-    """
-    begun = []
-    options = {"miniters": 0, "mininterval": REFRESH_SECONDS, "smoothing": 0, "dynamic_ncols": True, "disable": None}
-    with tqdm_logging_redirect(total=count, bar_format=BAR, file=sys.stderr, leave=False, **options) as bar:
-
-        def show(child, printed):
-            if child not in begun:
-                begun.append(child)
-            for text in printed:
-                words = LOGGED.sub("", text)
-                if words == text or words not in logged:
-                    tqdm.write(text, file=sys.stderr)
-                logged.add(words)
-            line = child.lines[-1] if child.lines else {"status": process.BEGUN, "note": "starting"}
-            rate = f", {format_number(line['throughput'])} {line['unit']}" if line.get("throughput") else ""
-            doing = f"{line['note']} " if line.get("status") == process.BEGUN else ""
-            bar.desc = f"process {len(begun)} of {count}{rate}: {doing}{describe_work(line)}"
-            bar.n = min(len(begun), count) - 1  # that have ended
-            bar.update(0)
-
-        yield show
 
 
 def describe_run(rows, lines):

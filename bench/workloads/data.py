@@ -4,11 +4,15 @@ import atexit
 import functools
 import itertools
 import math
+import os
 import shutil
 import tempfile
 
 import numpy as np
 from PIL import Image, ImageDraw
+
+from bench.host.ranks import read_ranks
+from bench.process import scratch_prefix
 
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
@@ -92,7 +96,9 @@ def jpeg_files(seed, count=256):
     bits a pixel and as long as photographs do (docs/method-details.md). They are removed when the process ends.
     """
     # A TemporaryDirectory would be removed by a worker that is forked: Python 3.13 clears the functions at exit there.
-    folder = tempfile.mkdtemp(prefix="jpegs-")
+    # If this process, or its torchrun, is killed, the parent removes the folder.
+    child = os.getppid() if read_ranks().are_many else os.getpid()
+    folder = tempfile.mkdtemp(prefix=scratch_prefix(child))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     random = np.random.default_rng(seed)
     paths = [f"{folder}/{i:05}.jpg" for i in range(count)]

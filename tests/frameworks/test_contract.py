@@ -9,7 +9,7 @@ import weakref
 import numpy as np
 import pytest
 
-from bench import check, frameworks, precision
+from bench import check, frameworks, precision, process
 from bench.frameworks import base
 from bench.settings import LACKS, TRAINING
 from bench.timing import MeasurementError
@@ -105,7 +105,7 @@ def test_close_frees_the_model():
         (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
-        (RuntimeError(f"CUDA-capable device(s) is/are {frameworks.TAKEN}"), "failed"),
+        (RuntimeError(f"CUDA-capable device(s) is/are {process.TAKEN}"), "failed"),
         (RuntimeError("odd"), "failed"),
     ],
 )
