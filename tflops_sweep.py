@@ -157,12 +157,17 @@ def describe_sweep(rows, _):
         if is_rate := row["status"] == "ok" and row["tflops"]:
             name = row["matrix_size"] if row["model"] in MATMULS else row["model"]
             table[TITLE][precision] = precision
-            table.setdefault(name, {})[precision] = format_number(row["tflops"], "{:.3g}")
+            cell = format_number(row["tflops"], "{:.3g}")
+            if row["model"] == "matmul-peak":
+                side, *rest = row["matrix_size"].split("x")
+                cell += f" at {side if rest == [side, side] else row['matrix_size']}"
+            table.setdefault(name, {})[precision] = cell
         if row["flags"] or not is_rate:
             flags = f" ({', '.join(row['flags'].split())})" if row["flags"] else ""
             others.append(f"  {describe_work(row)}: {report.describe_rate(row)}{flags}")
+    widths = {name: max(13, *(2 + len(rates.get(name, "")) for rates in table.values())) for name in table[TITLE]}
     for name, rates in table.items():
-        cells = (f"{rates.get(precision, ''):>13}" for precision in table[TITLE])
+        cells = (f"{rates.get(precision, ''):>{width}}" for precision, width in widths.items())
         lines.append(f"  {name:<20}{''.join(cells)}".rstrip())
     return "\n".join(filter(None, [*lines, *others, report.explain_flags(rows)]))
 

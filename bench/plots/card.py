@@ -75,7 +75,7 @@ def choose_published(lines, shown):
     The highest of several of a device counts. Among devices that have equally many, those of the same kind come first,
     then the fastest. The framework of the shown ones is not named again.
     """
-    own = {row["work"]: row["value"] for row in shown}
+    own = {row["work"]: float("nan") if row["disturbed"] else row["value"] for row in shown}
     lines = lines[lines["work"].isin(own)].sort_values("value", kind="stable")
     lines = lines.assign(ratio=lines["work"].map(own) / lines["value"], is_like=lines["kind"] == shown[0]["kind"])
     device = ["device_name", "is_like"]
@@ -153,11 +153,13 @@ def list_warnings(shown):
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        return row["device_name"], ": ".join(filter(None, [f"{row['ratio']:.2g}x", describe_how(row)])), ""
+        ratio = f"{row['ratio']:.2g}x" if row["ratio"] > 0 else ""  # of a disturbed one there is none
+        return row["device_name"], ": ".join(filter(None, [ratio, describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     name = ", ".join(filter(None, [row["precision"], row["memory_format"].replace("channels_first", "")]))
-    return name, ends, f"{format_percent(share)} %" if share > 0 else ""
+    disturbed = "disturbed, " if row["disturbed"] else ""
+    return name, disturbed + ends, f"{format_percent(share)} %" if share > 0 else ""
 
 
 def draw_card(card, folder):

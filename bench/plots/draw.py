@@ -7,6 +7,7 @@ import textwrap
 os.environ["MPLBACKEND"] = "agg"  # in a notebook it names a module that only the notebook has
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.columns import format_number
@@ -14,21 +15,23 @@ from bench.records.results import replace_file
 from bench.settings import unmixed
 
 matplotlib.rcdefaults()  # not the matplotlibrc of whoever draws
-matplotlib.rcParams |= {"text.parse_math": False, "font.size": 8}
+matplotlib.rcParams |= {"text.parse_math": False, "font.size": 8, "lines.markersize": 5, "errorbar.capsize": 2}
 
 # Okabe and Ito's palette, and two of Tol's: told apart by every kind of colour vision.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F", "#882255", "#999933")
 OWN = {"bfloat16": COLOURS[5], "float16": COLOURS[2]}  # by precision; others have COLOURS[0]
 PUBLISHED = COLOURS[1]
 GREY = "#555555"
-MARKERS = "osD^vPX"
+MARKERS, DASHES = "osD^vPX", ("-", "--", ":")
 DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
 MARGIN = 0.25  # around a picture
 NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # of a sheet, from the left
 ROW = 0.2  # from one bar to the next
-PANEL, LEGEND = (7.6, 3.6), 0.165  # of lines, and each name below it
+PANEL, LEGEND = (7.6, 3.6), 0.15  # of lines, and each name below it
+LABEL, TEXT = 66, 155  # letters in one of its two columns, and below it
 LETTER, BOLD = 0.56, 0.68  # mean width of a letter in units of the size of the text
+LEAST_SIZE = 5.5  # points of text
 ABOUT = 27  # letters
 
 
@@ -42,10 +45,11 @@ class Sheet:
         self.top = 0.0  # of what is drawn next
 
     def write(self, words, x, y, width, size, weight="normal", **options):
-        """Write a line of text, smaller if it has too many letters for this width."""
-        letter = BOLD if weight == "bold" else LETTER
-        size = min(size, 72 * width / (letter * max(1, len(words))))
-        self.axes.text(x, self.top + y, words, fontsize=size, weight=weight, va="center_baseline", **options)
+        """Write text, smaller if it has too many letters for this width, in two lines if it is too small then."""
+        letters = 72 * width / (BOLD if weight == "bold" else LETTER)  # of one point
+        lines = textwrap.wrap(words, int(letters / LEAST_SIZE), max_lines=2, placeholder=" ...")
+        size = LEAST_SIZE if len(lines) > 1 else min(size, letters / max(1, len(words)))
+        self.axes.text(x, self.top + y, "\n".join(lines), fontsize=size, weight=weight, va="center_baseline", **options)
 
     def block(self, title, about, rows, describe):
         """Draw a bar for each row of a work, which begins at zero, on a scale of their own; published ones are hollow.
@@ -63,11 +67,12 @@ class Sheet:
         for i, row in enumerate(rows):
             name, note, share = describe(row)
             own = OWN.get(unmixed(row["precision"]), COLOURS[0])
-            face, edge, ink, weight = own, own, "black", "bold"
+            face, edge, ink, weight = "white" if row["disturbed"] else own, own, "black", "bold"
             if row["published"]:
                 face, edge, ink, weight = "white", PUBLISHED, PUBLISHED, "normal"
             y, length = self.top + i * ROW, max(scale * row["value"], 0.015)
-            self.axes.barh(y, length, 0.12, left=BAR, color=face, edgecolor=edge, linewidth=0.9)
+            how = {"color": face, "edgecolor": edge, "hatch": "//////" if row["disturbed"] else None}
+            self.axes.barh(y, length, 0.12, left=BAR, linewidth=0.9, **how)
             self.axes.plot([BAR + scale * row[end] for end in ("low", "high")], [y, y], color="#222222", linewidth=1.1)
             value = f"{format_number(row['value'])} {row['per']}"
             self.write(name, NAME, i * ROW, BAR - NAME - 0.08, 8.5, color=ink)
@@ -91,45 +96,49 @@ def save(figure, path):
     return path
 
 
-def lines(curves, y_name, title, x_name, is_log2=False):
-    """Draw curves, at most one of each colour, in one panel; return the figure, None without curves.
+def lines(panels, title, x_name, left_out, is_log2=False, marks_best=False):
+    """Draw the same curves in each panel, side by side; return the figure, None without own curves.
 
-    Published curves are thin and hollow. If is_log2, the x axis has powers of two.
+    Published curves are thin and hollow. If is_log2, the x axis has powers of two. If marks_best, a ring is around the
+    highest point of each curve. The names of `left_out` are below the legend.
 
     Args:
-        curves: (name, frame with the columns `x`, `value`, `low` and `high` (NaN: unknown), and `published`).
+        panels: {name of the y axis: [(name, frame with `x`, `value`, `low` and `high` (NaN: unknown), `published`)]}.
     """
-    if not curves:
+    curves = next(iter(panels.values()))
+    if all(frame["published"].all() for _, frame in curves):
         return None
-    figure = Figure(figsize=(PANEL[0], PANEL[1] + LEGEND * len(curves)), layout="constrained")
-    panel = figure.subplots()
-    for i, (name, frame) in enumerate(curves):
-        is_published = frame["published"].any()
-        ends = frame["value"] - frame["low"], frame["high"] - frame["value"]
-        panel.errorbar(
-            frame["x"],
-            frame["value"],
-            yerr=[end.clip(lower=0).fillna(0) for end in ends],
-            label=name,
-            color=COLOURS[i],
-            marker=MARKERS[i % len(MARKERS)],
-            markersize=5,
-            markerfacecolor="white" if is_published else None,
-            linewidth=1 if is_published else 1.8,
-            elinewidth=1,
-            capsize=2,
-        )
-    panel.set_yscale("log")
-    write_powers(panel.yaxis, 10, (1, 2, 5))
-    if is_log2:
-        panel.set_xscale("log", base=2)
-        write_powers(panel.xaxis, 2, (1,))
-    else:
-        panel.set_xticks(sorted({x for _, frame in curves for x in frame["x"]}))
-    panel.set(xlabel=x_name, ylabel=y_name)
-    panel.grid(alpha=0.3)
-    panel.set_title(title, fontsize=9.5)
-    figure.legend(loc="outside lower center", fontsize=7.5, frameon=False)
+    names = [textwrap.fill(name, LABEL, subsequent_indent="  ") for name, _ in curves]
+    rows = (len(names) + 1) // 2 + " ".join(names).count("\n")
+    missing = f"not shown: {'; '.join(left_out)}; see index.html" if left_out else ""
+    missing = textwrap.wrap(missing, TEXT, max_lines=6, placeholder=" ... and more, see index.html")
+    height = PANEL[1] + LEGEND * (rows + len(missing)) + 0.1
+    top = 1 - PANEL[1] / height
+    figure = Figure((PANEL[0], height), layout=ConstrainedLayoutEngine(rect=(0, top, 1, 1 - top)))
+    figure.suptitle(title, fontsize=9.5)
+    figure.text(0.01, 0.05 / height, "\n".join(missing), fontsize=6.5, color=GREY, va="bottom", linespacing=1.4)
+    for panel, (y_name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for i, (_, frame) in enumerate(curves):
+            ends = frame["value"] - frame["low"], frame["high"] - frame["value"]
+            style = {"color": COLOURS[i % len(COLOURS)], "linestyle": DASHES[i // len(COLOURS) % len(DASHES)]}
+            style |= {"marker": MARKERS[i % len(MARKERS)], "label": names[i]}
+            if frame["published"].any():
+                style |= {"linewidth": 1, "markerfacecolor": "white"}
+            panel.errorbar(frame["x"], frame["value"], [end.clip(lower=0).fillna(0) for end in ends], **style)
+            if marks_best:
+                best = frame.loc[frame["value"].idxmax()]
+                panel.plot(best["x"], best["value"], "o", markersize=10, markerfacecolor="none", color=style["color"])
+        panel.set_yscale("log")
+        write_powers(panel.yaxis, 10, (1, 2, 5))
+        if is_log2:
+            panel.set_xscale("log", base=2)
+            write_powers(panel.xaxis, 2, (1,))
+        else:
+            panel.set_xticks(sorted({x for _, frame in curves for x in frame["x"]}))
+        panel.set(xlabel=x_name, ylabel=y_name)
+        panel.grid(alpha=0.3)
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, top)}
+    figure.legend(*panel.get_legend_handles_labels(), **place, fontsize=7, frameon=False, ncols=2)
     return figure
 
 

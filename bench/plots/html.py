@@ -50,6 +50,7 @@ def collect(lines):
         work=names.where(is_same, lines["work"]),
         how=[", ".join(filter(None, how)) for how in hows],
         status=lines["status"].replace("ok", ""),
+        disturbed=lines["disturbed"].map({True: "disturbed", False: ""}),
         date=lines["timestamp"].str[:10],
         all_setup=[columns.describe_work(row, columns.SETUP) for row in rows],
         versions=[", ".join(f"{name} {row[name]}" for name in columns.VERSIONS if row[name]) for row in rows],

@@ -95,7 +95,7 @@ const at = (id) => document.getElementById(id);
 // Columns of the table: title, class, and text or node of a line.
 const COLUMNS = [
   {title: "Device", class: "long", cell: (line) => element("span", {}, line.shown,
-    element("span", {class: "tag"}, isPublished(line) ? " (published)" : ""),
+    element("span", {class: "tag"}, isPublished(line) ? " (published)" : ` ${line.disturbed}`),
     element("div", {class: "narrow"}, line.how))}, // if the page is too narrow for its column
   {title: "Work", class: "long work",
     cell: ({work}) => element("a", {href: writeAddress({work})}, work)}, // of all machines
@@ -145,7 +145,7 @@ function drawBar(line, most) {
   const part = (value) => `${100 * value / most}%`;
   const bar = element("div", {class: isPublished(line) ? "published" : "own", style: `width: ${part(line.value)}`});
   const ends = `left: ${part(line.low)}; width: ${part(line.high - line.low)}`;
-  return element("div", {}, bar, ...interval(line) ? [element("div", {class: "interval", style: ends})] : []);
+  return element("div", {class: line.disturbed}, bar, ...interval(line) ? [element("div", {class: "interval", style: ends})] : []);
 }
 
 // Show a table of lines, with bars if they are of one work.

@@ -11,7 +11,9 @@ from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
 MAX_PANELS = 9
-MAX_CURVES = len(draw.COLOURS)  # so that no two look alike
+EPOCH = 50_000  # images of CIFAR-10
+MAX_CURVES = 20  # of machines, or in all
+ANCESTOR = "/M1-tensorflow-benchmark/"  # the source of the first plot of training over depth
 PEAKS = ("bfloat16", "float16", "float32")  # precisions of the best matmul that have bars
 WHO = ["published", "machine", "kind", "framework"]
 LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
@@ -20,16 +22,9 @@ LEGEND = "Filled: measured by this program, with its interval. Hollow: published
 def draw_all(lines, folder):
     """Draw every plot that has rows into a folder and return the paths."""
     lines = lines[lines["value"].notna()]
-    figures = {folder / f"{picture.__name__}.png": picture(lines) for picture in PICTURES}
-    return [draw.save(figure, path) for path, figure in figures.items() if figure]
-
-
-def standard_set_gpu(lines):
-    return draw_works(lines, "gpu")
-
-
-def standard_set_cpu(lines):
-    return draw_works(lines, "cpu")
+    figures = {f"standard_set_{kind}": draw_works(lines, kind) for kind in ("gpu", "cpu")}
+    figures |= {picture.__name__: picture(lines) for picture in PICTURES}
+    return [draw.save(figure, folder / f"{name}.png") for name, figure in figures.items() if figure]
 
 
 def draw_works(lines, kind):
@@ -49,7 +44,9 @@ def draw_works(lines, kind):
 
 def describe_bar(row):
     """Describe a row next to its bar: (device, what it did differently, "")."""
-    return name_device(row), ", ".join(filter(None, [describe_how(row), row["setup"]])), ""
+    setup = row["setup"].replace(row["allocator"] or "\n", "other settings")  # the page has all variables
+    disturbed = "disturbed" if row["disturbed"] else ""
+    return name_device(row), ", ".join(filter(None, [disturbed, describe_how(row), setup])), ""
 
 
 def group_works(lines):
@@ -63,7 +60,7 @@ def group_works(lines):
     is_shown = is_model & lines["scope"].isin(["device", "end_to_end"]) | is_best | lines["model"].eq("copy")
     whose = (lines["machine"] + " " + lines["framework"]).where(is_model, lines["shown"])
     lines = lines.assign(whose=whose, is_model=is_model)[is_shown].sort_values("value", ascending=False, kind="stable")
-    lines = lines.drop_duplicates(["work", "published", "whose"])
+    lines = lines.sort_values("disturbed", kind="stable").drop_duplicates(["work", "published", "whose"])
     by_work = lines.assign(source=lines["published"].astype(str) + lines["shown"]).groupby("work")
     lines = lines.assign(found=by_work["work"].transform("size"))[by_work["source"].transform("nunique") > 1]
 
@@ -90,21 +87,26 @@ def llm_depth(lines):
         return None
     machines = lines.groupby("work", sort=False)["machine"].nunique()
     lines = lines[lines["work"] == machines.idxmax()]
-    curves = curves_of(lines, "tokens", least=2)
+    curves, left_out = curves_of(lines, "tokens", least=2)
     x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
     title = work_title(lines.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
-    return draw.lines(curves, "tokens/s", f"{title}; ours with random weights", x_name, is_log2=True)
+    return draw.lines({"tokens/s": curves}, f"{title}; ours with random weights", x_name, left_out, is_log2=True)
 
 
 def mlp(lines):
-    """Draw the rate of training mlp-<depth>x1024 over depth, a line for each machine, as its first benchmark did."""
-    lines = lines.query("phase == 'training' and batch_size == '32' and precision == 'float32' and scope == 'device'")
-    lines = lines[lines["compile"].isin(["", "0"]) & lines["optimizer"].isin(["", "sgd"])]
+    """Draw training mlp-<depth>x1024 over depth, as its first benchmark did: seconds for an epoch, and the rate."""
+    lines = lines.query("phase == 'training' and batch_size == '32' and scope == 'device'")
+    is_plain = lines["compile"].isin(["", "0"]) | lines["framework"].eq("jax")  # which always compiles
+    lines = lines[is_plain & lines["optimizer"].isin(["", "sgd"])].assign(optimizer="")
     lines = lines.assign(depth=pd.to_numeric(lines["model"].str.extract(r"^mlp-(\d+)x1024$")[0]))
     lines = lines.sort_values("data", kind="stable").dropna(subset="depth")  # CIFAR-10, else synthetic
-    lines = lines[lines["data"] == lines.groupby([*WHO, "depth"])["data"].transform("first")]
-    title = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32"
-    return draw.lines(curves_of(lines, "depth"), "images/s", title, "hidden layers of 1024")
+    lines = lines[lines["data"] == lines.groupby([*WHO, "precision", "depth"])["data"].transform("first")]
+    rates, left_out = curves_of(lines, "depth")
+    ends = {"value": "value", "low": "high", "high": "low"}
+    times = [(name, frame.assign(**{end: EPOCH / frame[of] for end, of in ends.items()})) for name, frame in rates]
+    panels = {f"seconds for an epoch of {EPOCH:,} images": times, "images/s": rates}
+    title = "Multilayer perceptrons, images of CIFAR-10's size, training, batch 32, float32 unless named"
+    return draw.lines(panels, title, "hidden layers of 1024", left_out)
 
 
 def tflops(lines):
@@ -112,12 +114,13 @@ def tflops(lines):
     lines = lines[lines["model"].str.match(r"^matmul(?:-\d+)?$")]
     sides = lines["matrix_size"].str.extract(r"^(\d+)x(\d+)x(\d+)$").astype(float)
     lines = lines.assign(side=sides.prod(axis=1, skipna=False) ** (1 / 3)).dropna(subset="side")
-    curves = curves_of(lines, "side", least=2)
+    curves, left_out = curves_of(lines, "side", least=2)
+    curves = [(f"{name}, best at {line['x'][line['value'].idxmax()]:.0f}", line) for name, line in curves]
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
-    return draw.lines(curves, "TFLOP/s", "Matrix multiplication", x_name, is_log2=True)
+    return draw.lines({"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_log2=True, marks_best=True)
 
 
-PICTURES = (standard_set_gpu, standard_set_cpu, mlp, llm_depth, tflops)
+PICTURES = (mlp, llm_depth, tflops)
 
 
 def name_device(row):
@@ -125,22 +128,27 @@ def name_device(row):
 
 
 def curves_of(lines, x, least=1):
-    """Build at most MAX_CURVES curves over the column `x`, one for each device and what it did differently.
+    """Choose curves over the column `x`, one for each device and what it did differently; the highest comes first.
 
-    A curve has the highest line at each of at least `least` values of x. The curve with the highest line comes first.
+    First each machine has one, its highest of two points or more, MAX_CURVES latest machines; then come those of
+    ANCESTOR; then others of `least` points, our own first, up to MAX_CURVES. A curve has the highest line at each x.
 
     Returns:
-        [(name, its lines with the column `x`)]; [] if none of them is our own.
+        [(name, its lines with the column `x`)], [names that are left out].
     """
     names = []
     for row in lines.to_dict("records"):
         precision = "" if row["phase"] else row["precision"]  # of an operator
-        published = "published" if row["published"] else ""
-        names.append(", ".join(filter(None, [name_device(row), describe_how(row), precision, published])))
-    lines = lines.assign(name=names, x=lines[x]).sort_values("value", ascending=False, kind="stable")
-    lines = lines.drop_duplicates(["name", "x"])
-    lines = lines[lines.groupby("name")["x"].transform("size") >= least]
-    own = lines["name"][~lines["published"]].unique()
-    kept = [*own, *lines["name"][lines["published"]].unique()][:MAX_CURVES] if len(own) else []
-    curves = lines[lines["name"].isin(kept)].groupby("name", sort=False)  # the highest first
-    return [(name, points.sort_values("x")) for name, points in curves]
+        whose = "published" if row["published"] else "disturbed" if row["disturbed"] else ""
+        names.append(", ".join(filter(None, [name_device(row), describe_how(row), precision, whose])))
+    lines = lines.assign(name=names, x=lines[x], latest=lines.groupby("machine")["timestamp"].transform("max"))
+    lines = lines.sort_values("value", ascending=False, kind="stable").drop_duplicates(["name", "x"])
+    size = lines.groupby("name")["x"].transform("size")
+    tops = lines.assign(size=size, is_point=size < 2).drop_duplicates("name")
+    tops = tops.sort_values(["published", "is_point", "disturbed"], kind="stable")
+    own = tops[~tops["published"]].sort_values("latest", ascending=False, kind="stable").drop_duplicates("machine")
+    first = [*own["name"][:MAX_CURVES], *tops["name"][tops["source"].str.contains(ANCESTOR)]]
+    kept = list(dict.fromkeys([*first, *tops["name"][tops["size"] >= least]]))[: max(MAX_CURVES, len(first))]
+    left_out = [name for name in dict.fromkeys([*own["name"], *tops["name"]]) if name not in kept]
+    curves = lines[lines["name"].isin(kept)].groupby("name", sort=False)
+    return [(name, points.sort_values("x")) for name, points in curves], left_out

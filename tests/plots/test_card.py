@@ -19,7 +19,7 @@ def bars(folder):
 
 
 def test_published_machines_of_the_same_work_are_next_to_ours(folder):
-    write(folder, standard_set())
+    write(folder, [row | {"flags": "contended"} for row in standard_set()])
     bad = {"compile": "1", "precision": "mixed_float16", "scope": "end_to_end", "image_size": "320", "phase": "forward"}
     bad |= {"status": "unsynchronised", "model": "vgg16"}
     rows = [OTHERS | rate(900) | {name: text, "device_name": f"another {name}"} for name, text in bad.items()]
@@ -27,6 +27,7 @@ def test_published_machines_of_the_same_work_are_next_to_ours(folder):
     names = [row["device_name"] for row in bars(folder)]
     assert names[1] == "good"
     assert names.count("Example CPU") == len(names) - 1
+    assert [card.describe_bar(row)[1] for row in bars(folder)[:2]] == ["disturbed, 99 to 101", ""]  # there is no ratio
 
 
 def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):

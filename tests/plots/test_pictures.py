@@ -10,22 +10,19 @@ import pytest
 import plot_results
 from bench.plots import pictures
 from bench.settings import SettingError
-from tests.rows import FAILED, GPU, MATMUL, rate, standard_set, write
+from tests.rows import FAILED, GPU, LLM, MATMUL, MLP, rate, standard_set, write
 
 CITED = {"source": "https://x"}
-OTHER_WORK = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
-WRONG = [{"status": "unsynchronised"}, {"status": "cpu_time"}]
-BERT = {"workload": "transformer", "model": "bert-large", "image_size": "", "sequence_length": "128"}
-MLP = {"workload": "mlp", "batch_size": "32", "model": "mlp-5x1024", "image_size": "32", "data": "cifar10"}
-LLM = {"workload": "llm", "model": "qwen3-4b", "batch_size": "1", "image_size": ""}
-DECODE = LLM | {"phase": "decode", "depth": "0"}
 OURS = GPU | {"batch_size": "64"}
-DEEP = DECODE | rate(5) | {"new_tokens": "127"}
+WRONG = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
+WRONG += [{"status": "unsynchronised"}, {"status": "cpu_time"}]
+WRONG = [OURS | rate(99) | CITED | each for each in WRONG]
+DEEP = LLM | rate(5) | {"phase": "decode", "depth": "0", "new_tokens": "127"}
+gpu_set, cpu_set = (lambda lines, kind=kind: pictures.draw_works(lines, kind) for kind in ("gpu", "cpu"))
 
 
-def values_in(figure):
+def values_in(axes):
     """The values next to all bars, or those of lines."""
-    (axes,) = figure.axes
     if texts := [text.get_text() for text in axes.texts]:
         return sorted(float(text.split()[0]) for text in texts if re.fullmatch(r"[\d.]+ \S+/s", text))
     return sorted(value for each in axes.containers for value in each.lines[0].get_ydata())
@@ -35,34 +32,51 @@ def values_in(figure):
     ("picture", "rows", "values"),
     [
         # Figures of the same work, of two machines at least; timed with the right clock, on one device.
-        (
-            pictures.standard_set_gpu,
-            [OURS | rate(10), OURS | rate(7) | CITED, *(OURS | rate(99) | each | CITED for each in OTHER_WORK + WRONG)],
-            [7, 10],
-        ),
-        (pictures.standard_set_gpu, [OURS | rate(5), OURS | rate(9) | {"framework": "jax"}], []),
-        (pictures.standard_set_gpu, [OURS | rate(5), OURS | rate(6) | CITED | {"device": "cpu"}], []),
-        (pictures.standard_set_cpu, [rate(5), rate(6) | CITED | {"device_name": "M1"}, rate(7) | BERT], [5, 6]),
+        (gpu_set, [OURS | rate(10), OURS | rate(7) | CITED, *WRONG], [7, 10]),
+        (gpu_set, [OURS | rate(5), OURS | rate(9) | {"framework": "jax"}], []),
+        (gpu_set, [OURS | rate(5), OURS | rate(6) | CITED | {"device": "cpu"}], []),
+        (cpu_set, [rate(5), rate(6) | CITED | {"device_name": "M1"}, DEEP], [5, 6]),
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
-        (pictures.mlp, [rate(8000) | MLP | {"data": "synthetic"}, rate(5000) | MLP], [5000]),
+        (pictures.mlp, [rate(8000) | MLP, rate(5000) | MLP | {"data": "cifar10"}], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
-        (pictures.mlp, [rate(5000) | MLP, rate(2500) | MLP | CITED], [2500, 5000]),
+        (pictures.mlp, [rate(9) | MLP | {"framework": "jax", "compile": "1", "precision": "mixed_bfloat16"}], [9]),
     ],
 )
 def test_the_rows_of_a_picture(folder, load, picture, rows, values):
     write(folder, [row for row in rows if not row.get("source")])
     write(folder, [row for row in rows if row.get("source")], "published")
     figure = picture(load())
-    assert (values_in(figure) if figure else []) == values
+    assert (values_in(figure.axes[-1]) if figure else []) == values
 
 
 def test_each_machine_and_precision_has_a_line_of_matmuls(folder, load):
     sizes = [MATMUL | {"matrix_size": f"{side}x{side}x{side}", "tflops": side / 64} for side in (64, 128, 256)]
     write(folder, [*sizes, *(row | {"precision": "bfloat16", "tflops": 9} for row in sizes)])
-    write(folder, [row | GPU | {"machine": "b", "tflops": 10 * row["tflops"]} for row in sizes], "b")
+    write(folder, [MATMUL | {"machine": "c"}, *(row | GPU | {"tflops": 10 * row["tflops"]} for row in sizes)])
     (axes,) = pictures.tflops(load()).axes
     drawn = [each.lines[0].get_ydata().tolist() for each in axes.containers]
-    assert drawn == [pytest.approx(line) for line in ([10, 20, 40], [9, 9, 9], [1, 2, 4])]
+    assert drawn == [pytest.approx(line) for line in ([10, 20, 40], [9, 9, 9], [1, 2, 4], [2.4])]
+    assert [each.get_label().split()[-1] for each in axes.containers] == ["256", "64", "256", "64"]
+
+
+def test_each_machine_has_a_line_then_the_first_benchmark_and_what_is_left_out_is_named(folder, load):
+    for i in range(22):
+        row = rate(100 + i) | MLP | {"timestamp": f"2026-11-{i + 1:02}"}
+        write(folder, [row, row | rate(1) | {"precision": "mixed_bfloat16"}], f"m{i:02}")
+    write(folder, [rate(1) | MLP | {"source": "x/M1-tensorflow-benchmark/x", "device_name": "M1"}], "published")
+    figure = pictures.mlp(load())
+    machines = [f"m{i:02} (CPU), torch" for i in reversed(range(22))]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*machines[:20], "M1, torch, published"]
+    assert figure.texts[-1].get_text().startswith(f"not shown: {'; '.join(machines[20:])}; ")
+    assert values_in(figure.axes[0]) == pytest.approx(sorted(50_000 / value for value in values_in(figure.axes[1])))
+
+
+def test_a_disturbed_bar_is_hatched_and_variables_are_other_settings(folder, load):
+    busy = {"machine": "b", "flags": "contended", "allocator": "A=1 B=2"}
+    write(folder, [OURS | rate(7), OURS | rate(5) | busy])
+    (axes,) = gpu_set(load()).axes
+    assert [bar.get_hatch() is None for bar in axes.patches] == [True, False]
+    assert "disturbed, torch, other settings" in [text.get_text() for text in axes.texts]
 
 
 def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setting(folder, load):
