@@ -10,19 +10,10 @@ COMMANDS := help settings doctor install all image mlp transformer llm diffusion
             clean check-results test selfcheck resolve-mac check-mac python
 .PHONY: $(COMMANDS)
 
-# Anything else on the command line is refused before the first command runs.
-UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv%,$(MAKECMDGOALS)))
-$(if $(UNKNOWN),$(error $(UNKNOWN) is not a command: see `make help`; write NAME=value, and lists with commas only))
-
 # The names of the frameworks. A shell reads the user's text, quoted, and only its letters and commas count;
 # bench/settings.py refuses the rest. (The shell of make 3.81 has no variables of make's command line.)
 FRAMEWORK_NAMES := $(or $(shell printf '%s\n' '$(subst ','\'',$(value FRAMEWORK))' | tr 'A-Z,' 'a-z\n' | \
     tr -cd 'a-z\n' | sed 's/^pytorch$$/torch/; s/^tf$$/tensorflow/'),torch)
-# What a command that only reads results would ignore, if it is alone: `make all plot MACHINE=x` uses it.
-READER := $(if $(word 2,$(MAKECMDGOALS)),,$(filter plot compare submit,$(MAKECMDGOALS)))
-IGNORED := $(if $(READER),MODEL $(if $(filter compare,$(READER)),,A B) $(if $(filter submit,$(READER)),,MACHINE))
-$(foreach name,$(IGNORED),$(if $(filter command,$(firstword $(origin $(name)))),\
-    $(error $(name)='$(value $(name))' is not used in `make $(READER)`: leave it out)))
 OTHER_FRAMEWORKS := tensorflow jax mlx
 ASKED_FOR := $(if $(filter all,$(FRAMEWORK_NAMES)),torch $(OTHER_FRAMEWORKS),$(FRAMEWORK_NAMES))
 IS_MAC := $(filter Darwin,$(shell uname -s))
@@ -31,12 +22,14 @@ venv_of = .venv$(if $(IS_MAC),,$(addprefix -,$(filter $(1),$(OTHER_FRAMEWORKS)))
 in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
 VENV := $(call venv_of,$(firstword $(FRAMEWORK_NAMES)))
 
+export MAKECMDGOALS  # a setting on the command line that none of the commands uses is refused
 unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifndef PYTHON
 unexport PYTHONHOME PYTHONPATH  # the modules of a cluster set them for their own Python
-CANNOT_RUN := $(VENV)/bin/python cannot be run: `sudo make clean && sudo chown -R $$USER results`, then make again
+CANNOT_RUN := $(VENV)/bin/python cannot be run, as one of another user (or of sudo): use a `git clone` of your own
 RUN := [ -x $(VENV)/bin/python ] || { echo '$(CANNOT_RUN)' >&2; exit 2; }; exec $(VENV)/bin/python
 READY := $(call in_each_venv,installed)
+INSTALLED := installed: $(ASKED_FOR)
 # To read results, an older environment of a framework is enough, or one that has none.
 READ_VENV := $(firstword $(patsubst %/installed,%,$(wildcard $(VENV)/installed .venv/installed)) .venv-common)
 READ_READY := $(filter .venv-common/installed,$(READ_VENV)/installed)
@@ -44,15 +37,22 @@ READ := $(subst $(VENV)/,$(READ_VENV)/,$(RUN))
 else
 RUN := "$$PYTHON"
 READY := python
+INSTALLED := nothing is installed, because PYTHON is set: unset it, or install the packages there
 READ := $(RUN)
 READ_READY := python
 endif
 
 # Runs a module that needs no packages, if there is a Python for it.
 find_python = for python in "$$PYTHON" $(VENV)/bin/python python3 python3.12 python3.11; do \
-    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" -m $(1); done
+    "$$python" -c "import sys; sys.exit(sys.version_info < (3, 11))" 2>/dev/null && exec "$$python" $(1); done
 any_python = $(find_python); \
     echo "no Python 3.11 or newer was found: \`make image\` installs one, or set PYTHON=..." >&2; exit 1
+
+# Anything else on the command line is refused before the first command runs.
+UNKNOWN := $(firstword $(filter-out $(COMMANDS) .venv%,$(MAKECMDGOALS)))
+GUESS = -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1], sys.argv[2:], 1))'
+MEANT := $(if $(UNKNOWN),$(shell $(call find_python,$(GUESS) '$(subst ','\'',$(UNKNOWN))' $(COMMANDS))))
+$(if $(UNKNOWN),$(error $(UNKNOWN) is not a command$(if $(MEANT), (did you mean $(MEANT)?)): see `make help`; write NAME=value, and lists with commas only))
 
 help: ## show this list
 	@{ awk -F ':.*## ' '/^## / { print "\n" substr($$0, 4) } \
@@ -65,10 +65,10 @@ settings: ## every setting, with its meaning and its default
 	@cat docs/settings.md || :
 
 doctor: ## what can run here, what cannot, and how to fix it
-	@$(call any_python,bench.doctor)
+	@$(call any_python,-m bench.doctor)
 
 install: $(READY) ## install PyTorch, or FRAMEWORK (all: every one)
-	@$(if $(filter all,$(FRAMEWORK_NAMES)),,($(call find_python,bench.settings install); :) &&) echo "installed: $(ASKED_FOR)"
+	@$(if $(filter all,$(FRAMEWORK_NAMES)),,($(call find_python,-m bench.settings install); :) &&) echo "$(INSTALLED)"
 
 all: $(READY) ## the standard set and a results card (QUICK=1: in minutes)
 	@$(RUN) measure_all.py
@@ -135,7 +135,7 @@ python:
 # A mistake in the settings of these commands is told before gigabytes are installed.
 CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot compare \
     $(if $(filter all,$(FRAMEWORK_NAMES)),,install),$(MAKECMDGOALS))
-INSTALL = $(if $(CHECKED),($(call find_python,bench.settings $(CHECKED)); :) &&) \
+INSTALL = $(if $(CHECKED),($(call find_python,-m bench.settings $(CHECKED)); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
 .venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh

@@ -24,7 +24,7 @@ from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_changes
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
-from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, read_runs
+from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, list_runs, read_runs
 
 log = logging.getLogger("bench")
 
@@ -46,7 +46,7 @@ REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 def read_search(environ):
     """Return (the settings of the search, the runs of its workload); raises SettingError for what it cannot compare."""
     search, *_ = read_runs("best", environ)
-    runs = read_runs(search.settings.workload, environ)
+    runs = list_runs(search.settings.workload, search.environ)
     unfit = {*REFUSED, *runs[0].choices} - {*TRIED} | ({"PHASE"} if runs[0].settings.phase in PARTS else set())
     for name in sorted(unfit & environ.keys()):
         fix = "unset it, or set one value of whole steps"

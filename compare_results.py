@@ -19,8 +19,6 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from bench import process
 from bench.plots import table
 from bench.records import likeness, report, results, tables
@@ -87,7 +85,7 @@ def pair_lines(a, b):
     a, b = (side.assign(key=side["work"] + (side["kind"] if has_both else "")) for side in (a, b))
     pairs = b.merge(a, on="key", suffixes=("", "_a"))
     for new, names in (("same_work", WORK), ("same_setup", SETUP)):
-        pairs[new] = np.all([pairs[name] == pairs[f"{name}_a"] for name in names], axis=0)
+        pairs[new] = (pairs[[*names]].to_numpy() == pairs[[f"{name}_a" for name in names]].to_numpy()).all(axis=1)
     pairs["cited"] = pairs["published"] | pairs["published_a"]
     pairs["few"] = pairs[["processes", "processes_a"]].min(axis=1)
     pairs["sound"] = (pairs["few"] >= tables.ENOUGH) & ~(pairs["disturbed"] | pairs["disturbed_a"] | pairs["cited"])

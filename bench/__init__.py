@@ -8,7 +8,8 @@ import sys
 def explain_import(error):
     """Return one line for an error of an import: the missing package, or what in the environment may be the cause."""
     if isinstance(error, ModuleNotFoundError):
-        fix = "`make image` installs it, or there `pip install -r requirements/common.txt` and the framework"
+        fix = "" if os.environ.get("PYTHON") else "`make image` installs it, or "
+        fix += "`pip install -r requirements/common.txt` there, and the framework"
         return f"the package {error.name} is missing in {sys.executable}: {fix}"
     given = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
     fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
@@ -20,11 +21,11 @@ def explain_import(error):
 
 
 def print_failed_import(kind, error, trace):
-    """Print one line if an import of a script has failed, as in the system's Python, else the traceback."""
+    """Print one line and exit with 2 if an import has failed, as in the system's Python, else print the traceback."""
     if isinstance(error, ImportError):
         print(explain_import(error), file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
+        sys.exit(2)
+    sys.__excepthook__(kind, error, trace)
 
 
 sys.excepthook = print_failed_import

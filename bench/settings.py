@@ -9,6 +9,7 @@ import difflib
 import os
 import re
 import sys
+import unicodedata
 import uuid
 from dataclasses import dataclass, field, fields, replace
 from itertools import product
@@ -25,6 +26,9 @@ PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a
 TRAINING = ("training", *PARTS)
 GENERATION = ("prefill", "decode")
 OPTIMIZERS = ("sgd", "adam", "adamw")
+# What commands use that only read results.
+READERS = {"plot": ("framework", "results_dir"), "compare": ("framework", "results_dir", "a", "b")}
+READERS |= {"submit": ("framework", "results_dir", "machine", "base"), "check-results": ("framework", "base")}
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
@@ -128,9 +132,10 @@ def matrix_size(text):
 
 def slug(text):
     """Parse a name that is safe as a file name: lower case, digits and single hyphens."""
-    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
-    if not name or name == "published":
-        raise ValueError("a name with letters or digits, and not 'published'")
+    plain = re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", text.casefold()))  # ü is u, ß is ss
+    name = re.sub("[^a-z0-9]+", "-", plain).strip("-")
+    if not name or name == "published" or re.search(r"[^\W\d_a-z]", plain):
+        raise ValueError("a name with letters from a to z or digits, and not 'published'")
     return name[:100]
 
 
@@ -261,7 +266,7 @@ class Run:
 
 def read_settings(command, environ=os.environ):
     """Read the settings of a command that has one run; raises SettingError for a wrong value or name."""
-    return parse_settings(command, read_names(environ))
+    return parse_settings(command, read_names(command, environ))
 
 
 def read_runs(command, environ=os.environ):
@@ -270,61 +275,78 @@ def read_runs(command, environ=os.environ):
     Runs that differ only in settings which their phase does not use count once, and so do different texts of one value.
     Raises SettingError for a wrong value or name, for settings that exclude each other, and for one that no run uses.
     """
-    environ = read_names(environ)
+    return list_runs(command, read_names(command, environ))
+
+
+def list_runs(command, environ):
+    """Return the runs as read_runs() does, of an environment of read_names()."""
     used = read_used(command, environ)
-    given = {name: f"{name.upper()}={environ[name.upper()]!r}" for name in DECLARED if name.upper() in environ}
-    for name in given.keys() - used.keys() if command == "all" else ():
-        raise SettingError(f"{given[name]} would change the work of `make all`: unset {name.upper()}")
-    lists = {name: texts for name, (texts, *_, kind) in used.items() if kind == EACH and len(texts) > 1}
+    lists = {name: split(text) for name, (text, *_, kind) in used.items() if kind == EACH and "," in (text or "")}
     runs = {}  # by the values that make them different
     for entries in product(*lists.values()):  # without lists: once, ()
         choices = dict(zip(map(str.upper, lists), entries, strict=True))
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         runs.setdefault(tuple(getattr(run.settings, name) for name in lists), run)
-    for name in USED_WITH.keys() & used.keys() & given.keys():
-        if all(getattr(run.settings, name) is None for run in runs.values()):
+    for name in USED_WITH.keys() & used.keys():
+        if name.upper() in environ and all(getattr(run.settings, name) is None for run in runs.values()):
             other, some = USED_WITH[name]
-            raise SettingError(f"{given[name]} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
+            given = f"{name.upper()}={environ[name.upper()]!r}"
+            raise SettingError(f"{given} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
     return list(runs.values())
 
 
-def read_names(environ):
-    """Return an environment without synonyms and MAKEFLAGS; raises SettingError for a name that is not a setting.
+def read_names(command, environ):
+    """Return an environment without synonyms and MAKEFLAGS; raises SettingError for a wrong name, or any wrong value.
 
-    On make's command line (in MAKEFLAGS) any unknown name is refused. The environment has many names of other programs:
-    there only near misses of our settings are refused.
+    On make's command line (in MAKEFLAGS) a name is refused that is unknown, or that no command of the line uses (in
+    MAKECMDGOALS). The environment has many names of other programs and commands: there only near misses of our settings
+    are refused, and a setting that is not used is a warning.
     """
-    # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space within a value.
-    typed = re.findall(r"(?:^|(?<!\\)\s)([A-Za-z_]\w*)[:+?]*=", environ.get("MAKEFLAGS", ""))
+    # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space, or a backslash, within a value.
+    typed = re.findall(r"(?:^|(?<!\\)(?:\\\\)*\s)([A-Za-z_]\w*)[:+?!]*=", environ.get("MAKEFLAGS", ""))
     for name in sorted({*typed, *environ} - {*SETTING_NAMES, *MAKE_VARIABLES}):
         near = difflib.get_close_matches(name.upper(), SETTING_NAMES, n=1, cutoff=0.6 if name in typed else 0.94)
         if near or name in typed:
-            fix = f"did you mean {near[0]}?" if near else "see `make help`"
+            fix = f"did you mean {near[0]}?" if near else "write it before `make` if another program reads it"
             raise SettingError(f"{name}={environ.get(name, '')!r} is not a setting: {fix}")
+    goals = environ.get("MAKECMDGOALS") or command
+    commands = {*goals.split(), command}
+    commands |= {environ.get("WORKLOAD", "image").strip().lower()} if "best" in commands else set()
+    used = {name for each in commands for name in (*read_used(each, {}), *READERS.get(each, ()))}
+    for name in sorted(environ.keys() & {*SETTING_NAMES, *typed} - {"PYTHON", "CUDA_BUILD"}):
+        setting, given = SYNONYMS.get(name, name), f"{name}={environ[name]!r}"
+        if environ.get(setting, environ[name]) != environ[name]:
+            raise SettingError(f"{given} and {setting}={environ[setting]!r} are one setting: unset one")
+        if declared := DECLARED.get(setting.lower()):
+            parse_entries(name, environ[name], declared[0], declared[2])
+            if "all" in commands and setting.lower() not in read_used("all", {}):
+                raise SettingError(f"{given} would change the work of `make all`: unset {name}")
+        if setting.lower() not in used:
+            if name in typed:
+                raise SettingError(f"{given} is not used in `make {goals}`: leave it out")
+            print(f"WARNING: {given} is not used in `make {goals}`", file=sys.stderr)
     return {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
 
 
 def read_used(command, environ):
-    """Return {name: (the texts of its entries, kind, default, lists)} of the settings that a command uses."""
+    """Return {name: (its text or None, kind, default, lists)} of the settings that a command uses."""
     used = {}
     for name, (kind, *by_command) in DECLARED.items():
         if isinstance(by_command[0], dict) and command not in by_command[0]:
             continue
+        if name not in READERS.get(command, DECLARED):
+            continue
         default, lists = (each.get(command) if isinstance(each, dict) else each for each in by_command)
         text = environ.get(name.upper(), default[0] if isinstance(default, tuple) else default)
-        texts = [] if text is None else text.split(",") if lists else [text]
-        used[name] = [each.strip() for each in texts], kind, default, lists
+        used[name] = text, kind, default, lists
     return used
 
 
 def parse_settings(command, environ):
     """Parse the settings of one run, the first entries of its lists; raises SettingError as read_runs() does."""
     values, cpu_defaults = {}, {}
-    for name, (texts, kind, default, lists) in read_used(command, environ).items():
-        try:
-            entries = [parse(kind, text) for text in texts]
-        except ValueError as error:
-            raise SettingError(f"{name.upper()}={','.join(texts)!r} must be {error}") from None
+    for name, (text, kind, default, lists) in read_used(command, environ).items():
+        entries = [] if text is None else parse_entries(name, text, kind, lists)
         values[name] = tuple(dict.fromkeys(entries)) or None if lists == TOGETHER else next(iter(entries), None)
         if isinstance(default, tuple) and name.upper() not in environ:
             cpu_defaults[name] = parse(kind, default[1])
@@ -344,6 +366,22 @@ def parse_settings(command, environ):
     return Settings(**values, cpu_defaults=cpu_defaults)
 
 
+def split(text):
+    return [each.strip() for each in text.split(",")]
+
+
+def parse_entries(name, text, kind, lists):
+    """Return the values of a setting's text, which may be a list; raises SettingError for a wrong one."""
+    entries = split(text) if lists else [text.strip()]
+    try:
+        if lists and any(len(each.split()) > 1 for each in entries):
+            raise ValueError(f"separated by commas: {','.join(text.replace(',', ' ').split())}")
+        return [parse(kind, each) for each in entries]
+    except ValueError as error:
+        fix = "" if lists or "," not in text else "; it takes no list: a RESULTS_DIR for each, then `make compare`"
+        raise SettingError(f"{name.upper()}={text!r} must be {error}{fix}") from None
+
+
 def matches(value, values):
     """Return whether a value, or one of several in a tuple, is among others: ANY means each except None and 0."""
     each = value if isinstance(value, tuple) else (value,)
@@ -355,7 +393,7 @@ if __name__ == "__main__":
         for command in sys.argv[1:]:
             run, *_ = read_runs(command)
             if command == "best":
-                read_runs(run.settings.workload)
+                list_runs(run.settings.workload, run.environ)
     except SettingError as error:
         print(error, file=sys.stderr)
         sys.exit(2)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
-from bench.run import SCRIPTS
 from tests.rows import read_rows
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
@@ -54,6 +54,7 @@ MAKES = [name for name in ("make", os.environ.get("OLD_MAKE")) if name]  # OLD_M
 def test_what_is_not_a_command_is_refused_before_anything_runs(make, goals, wrong):
     status, out, err = call(make, *goals.split())
     assert (status, out, len(err.splitlines()), f"{wrong} is not" in err, "make help" in err) == (2, "", 1, True, True)
+    assert ("did you mean" in err) == (wrong in ("iamge", "tests"))
 
 
 @pytest.mark.parametrize("make", MAKES)
@@ -70,10 +71,11 @@ def test_a_script_takes_no_arguments():
     assert call(sys.executable, "submit_results.py", "sumbit")[0] == 2
 
 
-@pytest.mark.parametrize("script", [*SCRIPTS.values(), "measure_all.py", "best_settings.py", "plot_results.py"])
+@pytest.mark.parametrize("script", sorted(map(str, Path().glob("*.py"))))
 def test_a_python_without_packages_is_one_line(script):
-    _, out, err = call(sys.executable, "-S", script)  # as a system's Python, without site-packages
-    assert (out, len(err.splitlines()), "make image" in err) == ("", 1, True), err
+    status, out, err = call(sys.executable, "-S", script)  # as a system's Python, without site-packages
+    assert (status, out, len(err.splitlines()), "make image" in err) == (2, "", 1, True), err
+    assert "make image" not in call(sys.executable, "-S", script, PYTHON=sys.executable)[2]
 
 
 def has_worker(processes):

@@ -45,7 +45,8 @@ def test_defaults_depend_on_the_command_the_device_and_the_framework():
         ("image", {"FRAMEWORK": "tf", "COMPILE": "1"}, ("tensorflow", True)),
         ("tflops", {"SIZES": "64, 8X16x32, 64x64x64"}, (((64, 64, 64), (8, 16, 32)),)),  # each once
         ("tflops", {"PRECISION": "fp32,fp16,bf16,fp64,Float16"}, (("float32", "float16", "bfloat16", "float64"),)),
-        ("another", {"MODEL": "", "BATCH_SIZE": "many", "SEED": "3"}, (None, None, 3)),  # not its settings
+        ("another", {"MODEL": "x", "BATCH_SIZE": "8", "SEED": "3"}, (None, None, 3)),  # not its settings
+        ("image", {"MODEL": "a", "IMAGE_MODEL": "a", "MACHINE": "Ümlaut straße"}, ("a", "a", "umlaut-strasse")),
     ],
 )
 def test_what_users_type_becomes_values(command, environ, values):
@@ -56,11 +57,14 @@ def test_what_users_type_becomes_values(command, environ, values):
 @pytest.mark.parametrize(
     ("command", "name", "texts", "fix"),
     [
-        ("llm", "BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,x", "8 16"], "whole number"),
+        ("llm", "BATCH_SIZE", ["0", "-1", "1.5", "1e9", "٣", "99999999999", "1,x"], "whole number"),
+        ("llm", "BATCH_SIZE", ["8 16", "8,16 32"], "8,16"),
         ("llm", "BATCH_SIZE", ["", "1,,4", "4,"], "filled in"),
         ("llm", "NUM_DEVICES", ["0", "two"], "from 1 to 9999"),
         ("llm", "MAX_SECONDS", ["nan", "0", "inf"], "decimals follow a point"),
-        ("llm", "MACHINE", ["..", "published"], "letters"),
+        ("llm", "MACHINE", ["..", "published", "機械1"], "letters"),
+        ("llm", "NUM_THREADS", ["1,2"], "RESULTS_DIR"),  # it takes no list
+        ("mlp", "DEPTH", ["abc", "0,abc"], "whole number"),  # not its setting
         ("llm", "PHASE", ["train"], "did you mean training"),
         ("llm", "PRECISION", ["float32,bflaot16"], "did you mean bfloat16"),
         ("plot", "FRAMEWORK", ["torch,jax"], "one of"),  # a command that measures no list
@@ -105,7 +109,6 @@ def test_a_setting_that_no_run_uses_is_refused_with_what_uses_it(command, enviro
     with pytest.raises(SettingError, match=f"{name}='{text}' .*{fix},"):
         read_runs(command, environ)
     assert read_runs(command, environ | dict([fix.split("=")]))
-    assert read_runs("mlp" if command == "tflops" else "tflops", {name: text})  # which has no such setting
     assert f"{name}={text!r}" in refusal("all", **{name: text})  # whose work is fixed
 
 
@@ -114,8 +117,36 @@ def test_a_misspelt_name_is_refused_and_ordinary_variables_are_left_alone():
         assert re.match(f"{name}='64' .*{meant}", refusal("image", **{name: "64"}))
     assert read_settings("image", dict.fromkeys(ORDINARY.split(), "1")).batch_size == 64
     # On make's command line any unknown name is refused.
-    makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b SEEDS=b"
+    makeflags = " --jobserver-auth=3,4 -- PYTHON=a IMAGE_MODEL=a MACHINE=a\\ X=b\\\\ SEEDS=b"
     assert refusal("image", MAKEFLAGS=makeflags, SEEDS="b").startswith("SEEDS='b' ")
+    assert "before `make`" in refusal("image", MAKEFLAGS="CUDA_VISIBLE_DEVICES:=1")
+    assert "MODEL='b'" in refusal("image", IMAGE_MODEL="a", MODEL="b")
+
+
+@pytest.mark.parametrize(
+    ("goals", "typed", "is_refused"),
+    [
+        ("image", "EPOCHS=3", True),
+        ("mlp image", "EPOCHS=3", False),
+        ("plot", "MODEL=vgg11", True),
+        ("plot image", "MODEL=vgg11", False),
+        ("plot all", "MACHINE=x", False),
+        ("image all", "MODEL=vgg11", True),  # whose work is fixed
+        ("best", "WORKLOAD=mlp", False),
+        ("best", "DEPTH=3", True),
+        ("compare", "A=x", False),
+        ("submit", "B=x", True),
+    ],
+)
+def test_a_setting_of_no_command_of_the_line_is_refused_there_and_else_a_warning(capsys, goals, typed, is_refused):
+    command, environ = goals.split()[0], dict([typed.split("=")]) | {"MAKECMDGOALS": goals}
+    if is_refused:
+        assert typed.replace("=", "='") in refusal(command, MAKEFLAGS=f"k -- {typed}", **environ)
+    else:
+        read_runs(command, environ | {"MAKEFLAGS": typed})
+    if "all" not in goals:
+        read_runs(command, environ)
+        assert (typed.partition("=")[0] in capsys.readouterr().err) == (is_refused and typed != "B=x")
 
 
 DECODE = [{"PHASE": "decode", "DEPTH": depth} for depth in "09"]  # prefill does not use DEPTH
