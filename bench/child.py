@@ -212,9 +212,10 @@ class Measurer:
         needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
         needed += workload.resident_bytes if resources.shares_memory(self.device) else 0
         if needed > (free := resources.available_bytes()):
-            names = "SIZES" if self.settings.sizes else "MODEL or BATCH_SIZE"
+            fix = "a smaller MODEL or BATCH_SIZE, or 16 bits"
+            fix = "smaller SIZES, or OPS without it" if self.settings.ops else fix
             words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
-            raise MemoryError(f"{words}: choose a smaller {names}, or 16 bits")
+            raise MemoryError(f"{words}: choose {fix}")
         # Each rank has its own data, and its own order of them.
         settings = replace(self.settings, seed=self.settings.seed + self.group.ranks.rank)
         session = self.framework.open_session(workload, settings, scope)

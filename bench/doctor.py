@@ -47,6 +47,9 @@ def try_framework(name):
     except FileNotFoundError:
         show(name, "--", f"not installed: `make install FRAMEWORK={name}` installs it")
         return False
+    except OSError as error:
+        show(name, "no", f"{interpreter}: {error.strerror}: if it is another user's, use a `git clone` of your own")
+        return False
     if done.stdout and done.returncode >= 0:
         print(done.stdout, end="", flush=True)
         return done.returncode == 0

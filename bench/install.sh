@@ -16,6 +16,9 @@ say() { echo "$*" >&2; }
 stop() { say "$*"; exit 2; }
 fold() { printf %s "$*" | tr -s ' \n' ' '; } # several lines of uv into one
 
+yours="as one of another user (or of sudo): use a \`git clone\` of your own"
+[ -w . ] || stop "$PWD cannot be written to, $yours"
+
 # Print the first card of CUDA_VISIBLE_DEVICES as "550.54.14, compute capability 8.0", or the first card of all if
 # nvidia-smi does not know that one. Old drivers do not report the compute capability. With CUDA_BUILD, as on a login
 # node, the card is elsewhere.
@@ -86,7 +89,7 @@ why=
 # Python 3.12 has the newest versions of all frameworks. A company or a cluster may block uv's download of it.
 for choice in 3.12 ">=3.11,<3.$((newest + 1)) --no-python-downloads"; do
     works && break
-    rm -rf "$venv" 2>/dev/null || stop "$venv cannot be removed: \`sudo make clean && sudo chown -R \$USER results\`"
+    rm -rf "$venv" 2>/dev/null || stop "$venv cannot be removed, $yours"
     why=$(uv venv --quiet --python-preference system --python $choice "$venv" 2>&1) || :
 done
 case $why in *nterpreter* | *"Python"*) why="$why: install python3.12, or set PYTHON=... to Python 3.11 to 3.$newest" ;; esac

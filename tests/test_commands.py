@@ -8,10 +8,12 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from bench import process
 from tests.rows import read_rows
 
 SMALL = {"MODEL": "squeezenet1_1", "BATCH_SIZE": "1", "MAX_SECONDS": "0.3", "MACHINE": "here", "SCOPE": "device"}
@@ -76,6 +78,18 @@ def test_a_python_without_packages_is_one_line(script):
     status, out, err = call(sys.executable, "-S", script)  # as a system's Python, without site-packages
     assert (status, out, len(err.splitlines()), "make image" in err) == (2, "", 1, True), err
     assert "make image" not in call(sys.executable, "-S", script, PYTHON=sys.executable)[2]
+
+
+def test_what_belongs_to_another_user_is_one_line_with_its_name(capsys):
+    status, out, _ = call(sys.executable, "-m", "bench.doctor", PYTHON="/")  # which cannot be run
+    assert (status, out.count("/: Permission denied"), out.count("git clone")) == (1, 4, 4)
+    assert process.run_script(Mock(side_effect=PermissionError(13, "Permission denied", "/x"))) == 2
+    assert re.fullmatch("/x .*RESULTS_DIR\n", capsys.readouterr().err)
+
+
+def test_an_interpreter_of_the_user_gets_nothing_installed():
+    status, out, _ = call("make", "install", PYTHON=sys.executable)
+    assert (status, "nothing" in out, "torch" in out) == (0, True, False)
 
 
 def has_worker(processes):

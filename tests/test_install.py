@@ -160,6 +160,8 @@ def fresh_make(tmp_path):
         (["install"], {"FRAMEWORK": "pytroch"}, "FRAMEWORK='pytroch'"),
         (["plot"], {"FRAMEWORK": "torch,jax"}, "FRAMEWORK='torch,jax'"),
         (["plot", "A=x"], {}, "A='x'"),
+        (["image", "EPOCHS=3"], {}, "EPOCHS='3'"),
+        (["all", "image", "SIZES=abc"], {}, "SIZES='abc'"),
     ],
 )
 def test_a_wrong_setting_is_told_before_anything_is_installed(fresh_make, goals, environ, name):
@@ -167,7 +169,7 @@ def test_a_wrong_setting_is_told_before_anything_is_installed(fresh_make, goals,
     assert (status, name in said[0], installed) == (2, True, []), said
 
 
-def test_what_is_asked_for_is_installed_once(fresh_make):
+def test_what_is_asked_for_is_installed_once(fresh_make, tmp_path):
     on_linux = sys.platform != "darwin"
     assert fresh_make("compare", FRAMEWORK="jax") == (0, [], [".venv-common"])
     assert fresh_make("install") == (0, [], [".venv"])
@@ -177,6 +179,14 @@ def test_what_is_asked_for_is_installed_once(fresh_make):
     assert fresh_make("install", FRAMEWORK="TF") == (0, [], [".venv-tensorflow"] * on_linux)
     assert fresh_make("image", FRAMEWORK="torch,JAX") == (0, [], [".venv-jax"] * on_linux)
     assert fresh_make("install", FRAMEWORK="all") == (0, [], [".venv-mlx"] * on_linux)
+    (tmp_path / ".venv/bin/python").chmod(0o600)  # as if it were another user's
+    status, (said, *_), _ = fresh_make("plot")
+    assert (status, ".venv/bin/python" in said, "git clone" in said, "sudo" in said.split(":")[1]) == (
+        2,
+        True,
+        True,
+        False,
+    )
 
 
 def test_each_framework_has_the_python_of_its_environment(monkeypatch, tmp_path):

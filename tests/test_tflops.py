@@ -104,3 +104,9 @@ def test_a_real_sweep_fills_rows(monkeypatch):
     assert status == 0
     assert {"matmul", "matmul-peak", "conv1x1"} <= {row["model"] for row in rows if row["status"] == "ok"}
     assert {row["model"] for row in rows if row["status"] == process.BEGUN} == {"matmul", "conv1x1"}  # if it crashes
+
+
+def test_what_does_not_fit_names_settings_of_a_sweep(monkeypatch):
+    monkeypatch.setattr(child.resources, "available_bytes", lambda: 0)
+    *_, row = run_sweep(monkeypatch, {"OPS": "bandwidth"})[1]
+    assert (row["status"], "OPS" in row["note"], "MODEL" in row["note"]) == ("out_of_memory", True, False)

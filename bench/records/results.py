@@ -66,7 +66,7 @@ def append(path, *rows):
                 text = (text or HEADER) + line_end + to_text(rows)
                 replace_file(path, text.encode(errors="surrogateescape"))
     except OSError as error:
-        fix = "free space, make it yours (`sudo chown -R $USER results`), or set RESULTS_DIR to a folder"
+        fix = "free space, or set RESULTS_DIR to a folder of your own"
         name, reason = error.filename or path, error.strerror or error
         raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
