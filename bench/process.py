@@ -60,12 +60,10 @@ def run_script(function, *words):
         status, line = MISTAKE, f"{explain(error)}\n"
     except KeyboardInterrupt:
         status, line = INTERRUPTED, "interrupted\n"
-    except PermissionError as error:
-        fix = "use a folder of your own, as with RESULTS_DIR"
-        status, line = MISTAKE, f"{error.filename} is not accessible to you: {fix}\n"
     except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
         status = MISTAKE
-        line = "" if isinstance(error, BrokenPipeError) else f"{type(error).__name__}: {error}\n"
+        line = f"{error.filename or 'output'}: {error.strerror or error}: use another folder, as with RESULTS_DIR\n"
+        line = "" if isinstance(error, BrokenPipeError) else line
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:

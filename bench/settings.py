@@ -26,9 +26,8 @@ PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a
 TRAINING = ("training", *PARTS)
 GENERATION = ("prefill", "decode")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-# What commands use that only read results.
-READERS = {"plot": ("framework", "results_dir"), "compare": ("framework", "results_dir", "a", "b")}
-READERS |= {"submit": ("framework", "results_dir", "machine", "base"), "check-results": ("framework", "base")}
+READ = ("framework", "results_dir")  # what commands use that only read results
+READERS = {"plot": READ, "compare": (*READ, "a", "b"), "submit": (*READ, "machine", "base"), "check-results": ("base",)}
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8")
 MIXED = ("mixed_float16", "mixed_bfloat16")
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
@@ -281,9 +280,9 @@ def read_runs(command, environ=os.environ):
 def list_runs(command, environ):
     """Return the runs as read_runs() does, of an environment of read_names()."""
     used = read_used(command, environ)
-    lists = {name: split(text) for name, (text, *_, kind) in used.items() if kind == EACH and "," in (text or "")}
+    lists = {name: text for name, (text, *_, kind) in used.items() if kind == EACH and "," in (text or "")}
     runs = {}  # by the values that make them different
-    for entries in product(*lists.values()):  # without lists: once, ()
+    for entries in product(*(re.split(r"\s*,\s*", text.strip()) for text in lists.values())):  # without lists: once, ()
         choices = dict(zip(map(str.upper, lists), entries, strict=True))
         run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
         runs.setdefault(tuple(getattr(run.settings, name) for name in lists), run)
@@ -298,9 +297,8 @@ def list_runs(command, environ):
 def read_names(command, environ):
     """Return an environment without synonyms and MAKEFLAGS; raises SettingError for a wrong name, or any wrong value.
 
-    On make's command line (in MAKEFLAGS) a name is refused that is unknown, or that no command of the line uses (in
-    MAKECMDGOALS). The environment has many names of other programs and commands: there only near misses of our settings
-    are refused, and a setting that is not used is a warning.
+    On make's command line (MAKEFLAGS) a name is refused that is unknown, or that no command of it (MAKECMDGOALS) uses.
+    The environment is that of other programs, too: near misses of our settings are refused, unused ones a warning.
     """
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space, or a backslash, within a value.
     typed = re.findall(r"(?:^|(?<!\\)(?:\\\\)*\s)([A-Za-z_]\w*)[:+?!]*=", environ.get("MAKEFLAGS", ""))
@@ -312,17 +310,17 @@ def read_names(command, environ):
     goals = environ.get("MAKECMDGOALS") or command
     commands = {*goals.split(), command}
     commands |= {environ.get("WORKLOAD", "image").strip().lower()} if "best" in commands else set()
-    used = {name for each in commands for name in (*read_used(each, {}), *READERS.get(each, ()))}
+    used = {name for each in commands for name in READERS.get(each, ())}
+    for each in ["all"] if "all" in commands else commands:  # the work of `make all` is fixed
+        used |= read_used(each, {}).keys()
     for name in sorted(environ.keys() & {*SETTING_NAMES, *typed} - {"PYTHON", "CUDA_BUILD"}):
         setting, given = SYNONYMS.get(name, name), f"{name}={environ[name]!r}"
         if environ.get(setting, environ[name]) != environ[name]:
             raise SettingError(f"{given} and {setting}={environ[setting]!r} are one setting: unset one")
         if declared := DECLARED.get(setting.lower()):
             parse_entries(name, environ[name], declared[0], declared[2])
-            if "all" in commands and setting.lower() not in read_used("all", {}):
-                raise SettingError(f"{given} would change the work of `make all`: unset {name}")
         if setting.lower() not in used:
-            if name in typed:
+            if name in typed or "all" in commands:
                 raise SettingError(f"{given} is not used in `make {goals}`: leave it out")
             print(f"WARNING: {given} is not used in `make {goals}`", file=sys.stderr)
     return {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
@@ -332,13 +330,11 @@ def read_used(command, environ):
     """Return {name: (its text or None, kind, default, lists)} of the settings that a command uses."""
     used = {}
     for name, (kind, *by_command) in DECLARED.items():
-        if isinstance(by_command[0], dict) and command not in by_command[0]:
-            continue
-        if name not in READERS.get(command, DECLARED):
-            continue
-        default, lists = (each.get(command) if isinstance(each, dict) else each for each in by_command)
-        text = environ.get(name.upper(), default[0] if isinstance(default, tuple) else default)
-        used[name] = text, kind, default, lists
+        users = by_command[0] if isinstance(by_command[0], dict) else [command]
+        if command in users and name in READERS.get(command, DECLARED):
+            default, lists = (each.get(command) if isinstance(each, dict) else each for each in by_command)
+            text = environ.get(name.upper(), default[0] if isinstance(default, tuple) else default)
+            used[name] = text, kind, default, lists
     return used
 
 
@@ -366,19 +362,17 @@ def parse_settings(command, environ):
     return Settings(**values, cpu_defaults=cpu_defaults)
 
 
-def split(text):
-    return [each.strip() for each in text.split(",")]
-
-
 def parse_entries(name, text, kind, lists):
     """Return the values of a setting's text, which may be a list; raises SettingError for a wrong one."""
-    entries = split(text) if lists else [text.strip()]
+    entries = re.split(r"\s*,\s*", text.strip()) if lists else [text.strip()]
     try:
-        if lists and any(len(each.split()) > 1 for each in entries):
-            raise ValueError(f"separated by commas: {','.join(text.replace(',', ' ').split())}")
         return [parse(kind, each) for each in entries]
     except ValueError as error:
-        fix = "" if lists or "," not in text else "; it takes no list: a RESULTS_DIR for each, then `make compare`"
+        fix = ""
+        if lists and " " in text.strip():
+            fix = f"; a list has commas: {','.join(re.split('[ ,]+', text.strip()))}"
+        elif "," in text and not lists:
+            fix = "; it takes no list: a RESULTS_DIR for each, then `make compare`"
         raise SettingError(f"{name.upper()}={text!r} must be {error}{fix}") from None
 
 

@@ -33,7 +33,6 @@ for name in ("tensorflow", "jax"):
 GIVEN = {name: os.environ[name] for name in ("FRAMEWORK", "USE_GPU") if os.environ.get(name)}
 TESTED = read_settings("tests", GIVEN).framework
 USE_GPU = read_settings("tests", GIVEN).use_gpu
-MAKES = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MAKECMDGOALS")
 OTHERS = set().union(*OWN.values()) - OWN[TESTED]
 SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
 collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHARED)
@@ -51,7 +50,7 @@ def young_objects():
 def plain_environment(monkeypatch, tmp_path):
     logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
     setup = filter(SETUP_VARIABLES.fullmatch, os.environ)
-    for name in [*SETTING_NAMES, *MAKE_VARIABLES, *setup, *MAKES]:
+    for name in [*SETTING_NAMES, *MAKE_VARIABLES, *setup, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
