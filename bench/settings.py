@@ -370,9 +370,9 @@ def parse_entries(name, text, kind, lists):
     except ValueError as error:
         fix = ""
         if lists and " " in text.strip():
-            fix = f"; a list has commas: {','.join(re.split('[ ,]+', text.strip()))}"
+            fix = f" (a list has commas: {','.join(re.split('[ ,]+', text.strip()))})"
         elif "," in text and not lists:
-            fix = "; it takes no list: a RESULTS_DIR for each, then `make compare`"
+            fix = " (it takes no list: a RESULTS_DIR for each, then `make compare`)"
         raise SettingError(f"{name.upper()}={text!r} must be {error}{fix}") from None
 
 
