@@ -6,12 +6,14 @@ import pytest
 
 import submit_results
 from bench.records import results, tables
-from tests.rows import FAILED, LLM, MATMUL, ROW
+from tests.rows import COPY, FAILED, LLM, MATMUL, ROW
 
 CHIP = ROW["machine"]
 ENDS = {"throughput_low": None, "throughput_high": None}
 OF_ONE = ENDS | {"batch_size": 1, "items": 40, "throughput": 6.25, "flops_per_item": None, "tflops": None}
 MULTIPLY = MATMUL | OF_ONE | {"batch_size": None, "flops_per_item": 2e11, "tflops": 1.25}
+RTX_4090, RTX_9090 = (MULTIPLY | {"device": "cuda", "device_name": f"NVIDIA GeForce RTX {n}"} for n in (4090, 9090))
+BOOSTED, FAST = ({"tflops": rate, "flops_per_item": rate * 1.6e11} for rate in (120, 11_920))  # 82.6 are rated
 DECODE = LLM | OF_ONE | {"phase": "decode", "bytes_per_step": 1.6e9, "bandwidth": 10}
 PIPELINE = {"scope": "end_to_end", "throughput": 640 / 6.5, "tflops": 2.363077} | ENDS
 EPOCH = PIPELINE | {"scope": "epoch", "windows": None, "steps_per_window": None, "step_seconds_median": None}
@@ -22,7 +24,7 @@ def faults_of(cells):
     return [fault for fault, wrong in submit_results.find_faults(tables.frame_of([row]), CHIP).items() if wrong.any()]
 
 
-@pytest.mark.parametrize("cells", [{}, MULTIPLY, DECODE, PIPELINE, EPOCH, FAILED])
+@pytest.mark.parametrize("cells", [{}, MULTIPLY, DECODE, PIPELINE, EPOCH, FAILED, RTX_4090 | BOOSTED, RTX_9090 | FAST])
 def test_results_and_failures_of_this_program_pass(cells):
     assert faults_of(cells) == []
 
@@ -36,6 +38,8 @@ BAD = [
     (PIPELINE, {"throughput": 99, "tflops": 2.376}),
     (DECODE, {"bandwidth": 20}),
     ({}, {"tflops": 3}),
+    (RTX_4090, FAST),
+    (RTX_4090 | COPY, {"tflops": None, "throughput": 6250, "items": 40_000}),
 ]
 
 
