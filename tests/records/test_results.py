@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 
 from bench.records import columns, results, tables
@@ -157,3 +158,18 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, path, monkeypatch):
 def test_the_page_of_columns_and_the_citation_are_of_this_version():
     assert Path("docs/columns.md").read_text() == columns.describe_columns()
     assert f'version: "{METHOD_VERSION}"' in Path("CITATION.cff").read_text()
+
+
+def test_each_number_of_the_first_benchmarks_is_among_the_published_results():
+    published = tables.load([results.PUBLISHED / "published.csv"], pytest.fail)
+    seeds = pd.read_csv("tests/records/seeds.csv", dtype=str, keep_default_na=False)
+    for seed in seeds.replace({"epoch": "5"}, "").to_dict("records"):  # the last epoch is the result
+        same = ["device", "workload", "model", "phase", "batch_size", "epoch"]
+        found = published[published["device_name"].str.startswith(seed["device_name"])]
+        found = found[(found[same] == pd.Series(seed)[same]).all(axis=1)]
+        times = [*found["step_seconds_median"], *found["seconds"], *1e6 / found["throughput"]]
+        assert pytest.approx(float(seed["value"]), rel=1e-7) in times, seed
+        assert seed["loss_mean"] in ("", f"{found['loss_mean'].iloc[0]:.4f}"), seed
+        assert seed["training_accuracy"] in found["note"].iloc[0], seed
+    page = Path("docs/published.md").read_text()
+    assert all(f" {count} r" in page for count in (len(published), sum(published["status"] != "ok")))
