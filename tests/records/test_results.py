@@ -165,8 +165,8 @@ def test_each_number_of_the_first_benchmarks_is_among_the_published_results():
     seeds = pd.read_csv("tests/records/seeds.csv", dtype=str, keep_default_na=False)
     for seed in seeds.replace({"epoch": "5"}, "").to_dict("records"):  # the last epoch is the result
         same = ["device", "workload", "model", "phase", "batch_size", "epoch"]
-        found = published[published["device_name"].str.startswith(seed["device_name"])]
-        found = found[(found[same] == pd.Series(seed)[same]).all(axis=1)]
+        is_same = (published[same] == pd.Series(seed)[same]).all(axis=1)
+        found = published.loc[is_same & published["device_name"].str.startswith(seed["device_name"])]
         times = [*found["step_seconds_median"], *found["seconds"], *1e6 / found["throughput"]]
         assert pytest.approx(float(seed["value"]), rel=1e-7) in times, seed
         assert seed["loss_mean"] in ("", f"{found['loss_mean'].iloc[0]:.4f}"), seed
