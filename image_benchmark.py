@@ -77,9 +77,8 @@ def measure_image(measurer: child.Measurer, make_workload):
     has_files = settings.phase not in PARTS and "scope" not in LACKS[settings.framework]
     scopes = ["sustained"] if settings.sustain else settings.scope or (SCOPES if has_files else ["device"])
     for together in (["sustained", "device", "end_to_end"], ["input"]):
-        part = [each for each in together if each in scopes]
-        if part and not measurer.measure_scopes(workload, part):
-            return
+        if part := [each for each in together if each in scopes]:
+            measurer.measure_scopes(workload, part)
 
 
 def choose_workers(settings, workload, group, shared_memory="/dev/shm"):

@@ -116,9 +116,7 @@ class Measurer:
         self.write(self.begun | {"note": note})
 
     def write_failure(self, error):
-        """Write that what has begun has failed; raise the error if nothing has."""
-        if not self.begun:
-            raise error
+        """Write that what has begun has failed."""
         cells = frameworks.classify_failure(error)
         self.write(self.begun | cells)
         if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
@@ -137,70 +135,60 @@ class Measurer:
             yield request
 
     def measure_scopes(self, workload: Workload, scopes, keep=None):
-        """Measure scopes on one model, then compare their last outputs with the CPU.
+        """Measure scopes on one model, then compare their last outputs with the CPU, also if a later one has failed.
 
         Args:
             keep: called with the cells of each result, before the comparison and after it; by default, it is written.
 
-        Returns:
-            Whether all comparisons agree. If a scope fails, those before it are compared first.
-
         Raises:
-            KeyboardInterrupt: Ctrl-C; what is complete is kept.
+            Exception: the failure of a scope. KeyboardInterrupt: Ctrl-C. What is complete is kept.
         """
         keep = keep or self.write
-        measured = []  # (cells, what check_output() takes) of each scope that is not compared yet
+        measured, failure = [], None
         self.begin(workload, scopes[0], "building")
         with self.open_session(workload, scopes[0]) as session:
             try:
-                for scope in scopes:
-                    cells = self.measure_scope(workload, scope, session)
-                    if cells["status"] == "interrupted":
-                        keep(cells | {"note": describe_notes(session, workload)})
-                        raise KeyboardInterrupt
-                    measured.append((cells, self.check_last_step(session)))
-                    keep(cells | {"note": COMPARING})  # the row of a process that is killed from here on
-                return self.compare_scopes(workload, session, measured, keep)
+                try:
+                    for scope in scopes:
+                        measured.append(self.measure_scope(workload, scope, session, keep))
+                except Exception as error:
+                    failure = error
+                while measured:
+                    keep(self.compare_scope(workload, session, *measured[0], failure))
+                    measured.pop(0)
             except KeyboardInterrupt:
                 for cells, _ in measured:
                     keep(cells | {"note": f"{check.NOT_COMPARED}interrupted"})
                 raise
-            except Exception:
-                self.compare_scopes(workload, session, measured, keep, is_broken=True)
-                raise
+            if failure:
+                raise failure
 
-    def measure_scope(self, workload: Workload, scope, session):
-        """Measure one scope of a session; return the cells of its row."""
+    def measure_scope(self, workload: Workload, scope, session, keep):
+        """Measure one scope of a session; return (the cells of its row, what check_output() takes; None: nothing)."""
         self.begin(workload, scope, "measuring")
         if scope == "end_to_end" and not session.stream:
             session.read_files()
         requests = self.read_requests() if scope == "device" and self.requests else [process.WINDOWS]
         cells = work_cells(self.settings, workload, scope)
         cells |= self.make_timer(workload, scope, session).measure(requests)
-        return cells | self.derive_cells(workload, scope, session, cells)
+        cells |= self.derive_cells(workload, scope, session, cells)
+        if cells["status"] == "interrupted":
+            keep(cells | {"note": describe_notes(session, workload)})
+            raise KeyboardInterrupt
+        items = self.check_last_step(session)
+        keep(cells | {"note": COMPARING})  # the row of a process that is killed from here on
+        return cells, items
 
-    def compare_scopes(self, workload: Workload, session, measured, keep, is_broken=False):
-        """Compare measured scopes with the CPU, and take them out of the list; return whether all agree.
-
-        Args:
-            is_broken: the device may not answer any more.
-        """
-        agrees = True
-        while measured:
-            cells, items = measured[0]
-            try:
-                if items:
-                    cells["output_error"] = session.compare(check.check_output, session, *items)
-                cells["note"] = describe_notes(session, workload)
-            except Exception as error:
-                if is_broken and not isinstance(error, MeasurementError):
-                    cells["note"] = f"{check.NOT_COMPARED}{error}"
-                else:
-                    agrees = False
-                    cells = work_cells(self.settings, workload, cells["scope"]) | frameworks.classify_failure(error)
-            keep(cells)
-            measured.pop(0)
-        return agrees
+    def compare_scope(self, workload: Workload, session, cells, items, failure):
+        """Return the cells of a measured scope after its comparison; after a failure the device may not answer."""
+        try:
+            if items:
+                cells["output_error"] = session.compare(check.check_output, session, *items)
+            return cells | {"note": describe_notes(session, workload)}
+        except Exception as error:
+            if failure and not isinstance(error, MeasurementError):
+                return cells | {"note": f"{check.NOT_COMPARED}{error}"}
+            return work_cells(self.settings, workload, cells["scope"]) | frameworks.classify_failure(error)
 
     @contextmanager
     def open_session(self, workload: Workload, scope):

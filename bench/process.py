@@ -136,7 +136,7 @@ class Child:
         self.exit_status, self.process = None, None
 
     def start(self):
-        """Start the process, which then works until it is ready."""
+        """Start the process, which then works until it is ready; return this object."""
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         with deferred_interrupts():
             self.process = subprocess.Popen(self.command, env=self.environ, start_new_session=True, **pipes)
@@ -146,12 +146,14 @@ class Child:
                 reader.start()
         with suppress(OSError):  # Linux then kills the child first if memory runs out
             Path(f"/proc/{self.process.pid}/oom_score_adj").write_text("1000")
+        return self
 
     def ask(self, *requests):
-        """Send requests, dicts."""
+        """Send requests, dicts; return this object."""
         with suppress(OSError):  # it may have died
             self.process.stdin.write("".join(json.dumps(each) + "\n" for each in requests).encode())
             self.process.stdin.flush()
+        return self
 
     def wait(self):
         """Let the process work until it waits for another request; return False if it has ended instead."""
@@ -181,13 +183,11 @@ class Child:
         with stream:
             for line in stream:
                 text = line.decode(errors="replace")
-                said = None
-                if stream is self.process.stdout and text.endswith("\n"):
-                    with suppress(ValueError):
-                        said = json.loads(text)
-                if isinstance(said, dict):
-                    self.lines.append(said)
-                else:
+                try:
+                    if stream is not self.process.stdout or not text.startswith('{"'):
+                        raise ValueError("it was printed")
+                    self.lines.append(json.loads(text))
+                except ValueError:
                     self.printed.append(text.rstrip())
                 self.news.put(None)
 

@@ -155,8 +155,7 @@ def find_device(run: Run):
     with progress(1) as show:
         found = make_child(run, show, task=process.FIND_DEVICE)
         try:
-            found.start()
-            found.finish()
+            found.start().finish()
         finally:
             process.close([found])
     if mistake := found.find_mistake():
@@ -220,9 +219,12 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
             found = {}
             for run, each in children.items():
                 cells = {"run_id": run.run_id, "process": number, "group": group}
-                found[run] = make_rows(host, each.lines, each.explain_death(), **cells)
-                rows_by_run[run] += found[run]
-                log_process(run, number, found[run])
+                found[run] = rows = make_rows(host, each.lines, each.explain_death(), **cells)
+                rows_by_run[run] += rows
+                if rows:
+                    choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)
+                    rate = report.describe_rate(rows[0])
+                    log.info("process %d: %s: %s", number, choices or describe_work(rows[0]), rate)
             store(runs[0].settings.results_dir, [row for rows in found.values() for row in rows])
         if is_interrupted:
             raise KeyboardInterrupt
@@ -246,8 +248,7 @@ def measure_round(runs, is_together, show, limit):
             work_in_slices(list(children.values()), seconds)
         else:
             for each in children.values():
-                each.start()
-                each.finish(process.WINDOWS, process.CHECK)
+                each.start().finish(process.WINDOWS, process.CHECK)
         return children, False
     except KeyboardInterrupt:
         return children, True
@@ -260,33 +261,17 @@ def work_in_slices(children, seconds):
 
     Each gets equally many slices, of so many seconds together. It ends early if one finds no room.
     """
-    waiting = []
-    for each in children:  # one at a time: they use all cores to build and to compile
-        each.start()
-        if each.wait():
-            waiting.append(each)
+    waiting = [each for each in children if each.start().wait()]  # they build and compile on all cores
     request = {"slice": max(SLICE_SECONDS, seconds / MOST_SLICES)}
     began = time.monotonic()
     count = 0
     while waiting and (count < LEAST_SLICES or time.monotonic() - began < seconds * len(waiting)):
         if any(each.ran_out() for each in children):
             return
-        asked, waiting = waiting[::-1] if count else waiting, []
-        for each in asked:
-            each.ask(request)
-            if each.wait():
-                waiting.append(each)
+        waiting = [each for each in waiting if each.ask(request).wait()][::-1]
         count += 1
     for each in waiting:
         each.finish(process.CHECK)
-
-
-def log_process(run, number, rows):
-    """Log what a process has measured, if it has."""
-    if rows:
-        choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)
-        rate = report.describe_rate(rows[0])
-        log.info("process %d: %s: %s", number, choices or describe_work(rows[0]), rate)
 
 
 def store(folder, rows):

@@ -92,9 +92,11 @@ class FakeChild(process.Child):
 
     def start(self):
         self.progress, self.process = self.work_on(self), self
+        return self
 
     def ask(self, *requests):
         self.requests += requests
+        return self
 
     def wait(self):
         try:

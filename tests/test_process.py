@@ -103,12 +103,8 @@ def noted_pids(tmp_path, count=2):
 def test_children_work_when_they_are_asked(make_child):
     begun = os.listdir("/dev/fd")
     first, second = make_child("works"), make_child("works")
-    for child in (first, second):
-        child.start()
-        assert child.wait()
-    for child in (second, first):
-        child.ask({"slice": 1})
-        assert child.wait()
+    assert all([first.start().wait(), second.start().wait()])
+    assert all([second.ask({"slice": 1}).wait(), first.ask({"slice": 1}).wait()])
     for child in (first, second):
         child.finish(CHECK)
     assert (first.exit_status, second.exit_status) == (0, 0)
@@ -122,18 +118,15 @@ def test_children_work_when_they_are_asked(make_child):
 def test_a_process_has_ended_although_a_worker_holds_its_pipes_open(make_child, tmp_path):
     child = make_child("leaves a worker")
     began = time.monotonic()
-    child.start()
-    child.finish()
+    child.start().finish()
     assert (child.exit_status, time.monotonic() - began < 60) == (0, True)
     assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
 def test_a_time_limit_does_not_count_what_others_work(make_child):
     slow, patient = make_child("sleeps", limit=4), make_child("works", limit=4)
-    patient.start()
-    assert patient.wait()
-    slow.start()
-    slow.finish()
+    assert patient.start().wait()
+    slow.start().finish()
     patient.finish(CHECK)
     assert (slow.exit_status, patient.exit_status) == (-signal.SIGALRM, 0)
 
@@ -153,8 +146,7 @@ def press_ctrl_c(*conditions):
 @pytest.mark.parametrize("what", ["sleeps", "is stubborn"])
 def test_after_ctrl_c_a_child_finishes_its_line(make_child, tmp_path, what):
     child, waiting = make_child(what), make_child("works")
-    waiting.start()
-    assert waiting.wait()
+    assert waiting.start().wait()
     child.start()
     sleeps, was_told = (lambda: child.lines), (lambda: len(child.lines) > 1)
     press_ctrl_c(sleeps, *([was_told] if what == "is stubborn" else []))
@@ -186,8 +178,7 @@ run.SCRIPTS["image"] = sys.argv[1]
 (one,) = read_runs("image")
 child = run.make_child(one, lambda *_: None)
 child.environ[process.TASK] = "sleeps"
-child.start()
-child.finish()
+child.start().finish()
 """
 
 

@@ -182,10 +182,7 @@ class Session:
             self.first_loss = self.read_loss()
 
     def compare(self, compute, *arguments):
-        """Return what a comparison with the CPU computes; None and a note if the CPU has no memory or operator for it.
-
-        Any other error is raised: a reference that fails must not look like one that agrees.
-        """
+        """Return what a comparison with the CPU computes; None and a note if it has no memory or operator for that."""
         try:
             return compute(*arguments)
         except Exception as error:
