@@ -154,7 +154,8 @@ class Measurer:
                 except Exception as error:
                     failure = error
                 while measured:
-                    keep(self.compare_scope(workload, session, *measured[0], failure))
+                    cells, items = measured[0]
+                    keep(self.compare_scope(workload, session, cells, items, failure))
                     measured.pop(0)
             except KeyboardInterrupt:
                 for cells, _ in measured:
