@@ -35,15 +35,17 @@ def find_faults(rows, machine):
     is_below = (n["throughput"] > n["throughput_high"]) & (n["throughput_high"] > 0)
     tflops = n["throughput"] * n["flops_per_item"] / 1e12
     bytes_read = n["throughput"] * steps * n["bytes_per_step"] / 1e9
-    rates = rows.assign(bandwidth=n["throughput"], rated_bandwidth=None).to_dict("records")  # that of peaks.csv counts
-    shares = [peaks.fraction_of(peaks.rated_peaks(row), row, RATED.get(row["workload"])) or 0 for row in rates]
+    rates = rows.assign(bandwidth=n["throughput"], rated_bandwidth=None)  # that of peaks.csv counts
+    shares = rates.apply(
+        lambda row: peaks.fraction_of(peaks.rated_peaks(row), row, RATED.get(row["workload"])) or 0, axis=1
+    )
     of_numbers = {
         "throughput does not agree with items, seconds, windows and step_seconds_median": ~(is_rate[0] | is_rate[1])
         | (n["items"] == 0),
         "throughput is outside its interval": is_above | is_below,
         "tflops does not agree with throughput and flops_per_item": ~agree(n["tflops"], tflops),
         "bandwidth does not agree with throughput and bytes_per_step": ~agree(n["bandwidth"] * n["items"], bytes_read),
-        "tflops or GB/s is more than 1.5 times what the chip is rated at": np.array(shares) > 1.5,
+        "tflops or GB/s is more than 1.5 times what the chip is rated at": shares > 1.5,
     }
     chips = rows.apply(name_chip, axis=1)
     return {

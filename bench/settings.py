@@ -37,27 +37,30 @@ class SettingError(Exception):
     """A mistake in what the user asked for: one line that names the setting, its value and the fix."""
 
 
+def is_many(devices):
+    """Return whether NUM_DEVICES is more than one."""
+    return devices == "all" or bool(devices and devices > 1)
+
+
 def unmixed(precision):
     """Return the precision of the matmuls: with mixed_float16 it is float16."""
     return precision.removeprefix("mixed_")
 
 
-ANY = ()  # values in the tables of what is refused: each except None and 0
-MANY = ("all", *range(2, 10_000))  # devices
 FILES = ("input", "end_to_end")  # scopes with an input pipeline
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mlx": "MLX"}
-# {framework: {setting, or "command": the values that it cannot have}}.
-NOT_TORCH = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
+# {framework: {setting, or "command": the values that it cannot have, or a function that tells of each}}; bool: any.
+NOT_TORCH = {"num_devices": is_many, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
 NOT_TORCH |= {"compile": COMPILE_MODES, "precision": ("float64",)}
 KERAS = NOT_TORCH | {"command": ("llm", "diffusion")}
 LACKS = {
     "torch": {},
     "tensorflow": KERAS,
     "jax": KERAS | {"compile": (False, *COMPILE_MODES)},
-    "mlx": NOT_TORCH | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": ANY},
+    "mlx": NOT_TORCH | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": bool},
 }
-# Settings that exclude each other: ({setting, or "command": values}, the reason and the fix).
+# Settings that exclude each other: ({setting, or "command": values as above}, the reason and the fix).
 EXCLUDED = [
     ({"command": ("llm",), "phase": ("inference",)}, "it has two phases here: set PHASE=prefill,decode"),
     ({"command": (*WORKLOADS[:3], "diffusion"), "phase": GENERATION}, "only make llm has it: set PHASE=inference"),
@@ -65,15 +68,15 @@ EXCLUDED = [
     ({"command": ("tflops",), "precision": MIXED}, "an operator has no autocast: set PRECISION=bfloat16"),
     ({"phase": GENERATION, "precision": MIXED}, "it has no autocast: set PRECISION=bfloat16"),
     ({"phase": GENERATION, "compile": (True,), "framework": ("mlx",)}, "its cache is not compiled: set COMPILE=0"),
-    ({"phase": TRAINING, "weight_bits": ANY}, "they are not trained: set PHASE=prefill,decode"),
-    ({"framework": ("torch",), "weight_bits": ANY}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
+    ({"phase": TRAINING, "weight_bits": bool}, "they are not trained: set PHASE=prefill,decode"),
+    ({"framework": ("torch",), "weight_bits": bool}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
     ({"phase": PARTS, "scope": FILES}, "a part has no pipeline: set SCOPE=device"),
-    ({"phase": PARTS, "sustain": ANY}, "parts are not sustained: unset SUSTAIN"),
-    ({"phase": ("inference", *PARTS), "epochs": ANY}, "epochs are training: set PHASE=training"),
-    ({"num_devices": MANY, "epochs": ANY}, "epochs are trained on one device: set NUM_DEVICES=1"),
-    ({"sustain": ANY, "epochs": ANY}, "only one can end the run: unset one"),
-    ({"sustain": ANY, "num_images": ANY}, "only one can end the run: unset one"),
-    ({"sustain": ANY, "scope": SCOPES}, "a sustained run measures the model: unset SCOPE"),
+    ({"phase": PARTS, "sustain": bool}, "parts are not sustained: unset SUSTAIN"),
+    ({"phase": ("inference", *PARTS), "epochs": bool}, "epochs are training: set PHASE=training"),
+    ({"num_devices": is_many, "epochs": bool}, "epochs are trained on one device: set NUM_DEVICES=1"),
+    ({"sustain": bool, "epochs": bool}, "only one can end the run: unset one"),
+    ({"sustain": bool, "num_images": bool}, "only one can end the run: unset one"),
+    ({"sustain": bool, "scope": SCOPES}, "a sustained run measures the model: unset SCOPE"),
 ]
 for framework, lacks in LACKS.items():
     reason = f"{FRAMEWORKS[framework]} lacks that here: set FRAMEWORK=torch, or leave it out"
@@ -90,7 +93,6 @@ SWITCH = {"0": False, "1": True}
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
 PRECISION = {name: name for name in ("float32", "tf32", "float16", "bfloat16", "float64", *MIXED)}
 PRECISION |= {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
-HALF_ON_GPU = ("bfloat16", "float32")  # a default: on a GPU, on a CPU
 
 
 def parse(kind, text):
@@ -138,24 +140,35 @@ def slug(text):
     return name[:100]
 
 
-# What a comma list means: a run for each entry, or one run that uses all entries, whose value is a tuple.
-EACH, TOGETHER = "each", "together"
+EACH, TOGETHER = "each", "together"  # what a comma list means: a run for each entry; one run that uses all
 # Only commands that measure what their settings say take a list of a setting that every command has.
 MEASURES_EACH = dict.fromkeys((*WORKLOADS, "tflops", "install"), EACH)
 
 
-def setting(kind, default: Any = None, lists: Any = None) -> Any:
-    """Declare one setting: its kind, what it is by default, and what a comma list means.
+@dataclass(frozen=True)
+class Declaration:
+    """How a setting is declared. A dict has an entry for each command; "" stands for every other one."""
 
-    The default is the text that an unset variable stands for, or (on a GPU, on a CPU); without one, the value is None
-    and decided later. In a dict {command: default} only these commands use the setting; `lists` may be such a dict.
-    """
-    return field(default=None, metadata={"declared": (kind, default, lists)})
+    kind: Any
+    defaults: dict[str, str | None]  # of the commands that use it: what an unset variable stands for; None: see there
+    lists: dict[str, str]  # EACH, TOGETHER, whose value is a tuple, or "" if it takes no list
+    cpu_defaults: dict[str, str]  # as defaults, on a CPU, if that differs
+
+
+def setting(kind, defaults: Any = None, lists: Any = "", cpu_defaults: Any = None) -> Any:
+    """Declare one setting; instead of a dict, a text or None is that of every command."""
+    defaults, lists = (each if isinstance(each, dict) else {"": each} for each in (defaults, lists))
+    return field(default=None, metadata={"declared": Declaration(kind, defaults, lists, cpu_defaults or {})})
 
 
 def for_workloads(default=None, **others):
-    """Return the default of all workloads, in which some have others."""
+    """Return the entries of all workloads, in which some have others."""
     return dict.fromkeys(WORKLOADS, default) | others
+
+
+def of_command(entries, command):
+    """Return the entry of a command in a dict of a Declaration."""
+    return entries.get(command, entries.get(""))
 
 
 @dataclass(frozen=True)
@@ -168,22 +181,25 @@ class Settings:
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": "mlp-5x1024,mlp-10x1024,mlp-15x1024,mlp-20x1024"}
-        | {"transformer": "distilbert,bert-large", "llm": ("llama-3.2-1b", "smollm2-135m")}
-        | {"diffusion": ("sd-1.5", "ddpm-cifar10")},
+        | {"transformer": "distilbert,bert-large", "llm": "llama-3.2-1b", "diffusion": "sd-1.5"},
         EACH,
+        {"llm": "smollm2-135m", "diffusion": "ddpm-cifar10"},
     )
     phase: str = setting(
         ("inference", *GENERATION, *TRAINING),
         for_workloads("inference", mlp="training", transformer="training", llm="prefill,decode"),
         EACH,
     )
-    batch_size: int = setting(POSITIVE, for_workloads("1", image=("64", "16"), mlp="32", transformer=("32", "4")), EACH)
+    batch_size: int = setting(
+        POSITIVE, for_workloads("1", image="64", mlp="32", transformer="32"), EACH, {"image": "16", "transformer": "4"}
+    )
     num_images: int | None = setting(POSITIVE, {"image": None, "mlp": None})  # None: as many as the interval needs
     image_size: int | None = setting(range(32, 4097), {"image": None, "diffusion": None})  # pixels; None: the model's
     precision: Any = setting(
         PRECISION,
-        for_workloads("float32", llm=HALF_ON_GPU, diffusion=HALF_ON_GPU, tflops="float32,tf32,float16,bfloat16"),
+        for_workloads("float32", llm="bfloat16", diffusion="bfloat16", tflops="float32,tf32,float16,bfloat16"),
         for_workloads(EACH, tflops=TOGETHER),
+        {"llm": "float32", "diffusion": "float32"},
     )
     compile: bool | str = setting(SWITCH | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)
     memory_format: str = setting(("channels_first", "channels_last"), {"image": None, "diffusion": None}, EACH)
@@ -215,7 +231,7 @@ class Settings:
     @property
     def has_ranks(self):
         """Return whether NUM_DEVICES (above 1, or all), or several machines (scaling.md) start ranks."""
-        return self.num_devices in MANY or bool(self.num_devices and os.environ.get("PET_NNODES"))
+        return is_many(self.num_devices) or bool(self.num_devices and os.environ.get("PET_NNODES"))
 
     def on(self, device, emulates_bfloat16=False):
         """Return the settings for a device ("cpu", "cuda", "mps" ..., or "gpu" for any other than a CPU)."""
@@ -234,8 +250,8 @@ class Settings:
 
 DECLARED = {each.name: each.metadata["declared"] for each in fields(Settings) if each.metadata}
 # Settings whose lists are compared in slices; if there are several lists, the first of these.
-COMPARED = [name.upper() for name, (_, _, lists) in DECLARED.items() if EACH in str(lists)]
-COMPARED = [name for name in COMPARED if name not in ("NUM_DEVICES", "MODEL", "PHASE")]
+MEASURED_EACH = [name for name, declared in DECLARED.items() if EACH in declared.lists.values()]
+COMPARED = [name.upper() for name in MEASURED_EACH if name not in ("num_devices", "model", "phase")]
 SETTING_NAMES = [*map(str.upper, DECLARED), *SYNONYMS]
 
 
@@ -280,7 +296,8 @@ def read_runs(command, environ=os.environ):
 def list_runs(command, environ):
     """Return the runs as read_runs() does, of an environment of read_names()."""
     used = read_used(command, environ)
-    lists = {name: text for name, (text, *_, kind) in used.items() if kind == EACH and "," in (text or "")}
+    lists = {name: text for name, text in used.items() if of_command(DECLARED[name].lists, command) == EACH}
+    lists = {name: text for name, text in lists.items() if "," in (text or "")}
     runs = {}  # by the values that make them different
     for entries in product(*(re.split(r"\s*,\s*", text.strip()) for text in lists.values())):  # without lists: once, ()
         choices = dict(zip(map(str.upper, lists), entries, strict=True))
@@ -318,7 +335,7 @@ def read_names(command, environ):
         if environ.get(setting, environ[name]) != environ[name]:
             raise SettingError(f"{given} and {setting}={environ[setting]!r} are one setting: unset one")
         if declared := DECLARED.get(setting.lower()):
-            parse_entries(name, environ[name], declared[0], declared[2])
+            parse_entries(name, environ[name], declared.kind, any(declared.lists.values()))
         if setting.lower() not in used:
             if name in typed or "all" in commands:
                 raise SettingError(f"{given} is not used in `make {goals}`: leave it out")
@@ -327,25 +344,23 @@ def read_names(command, environ):
 
 
 def read_used(command, environ):
-    """Return {name: (its text or None, kind, default, lists)} of the settings that a command uses."""
-    used = {}
-    for name, (kind, *by_command) in DECLARED.items():
-        users = by_command[0] if isinstance(by_command[0], dict) else [command]
-        if command in users and name in READERS.get(command, DECLARED):
-            default, lists = (each.get(command) if isinstance(each, dict) else each for each in by_command)
-            text = environ.get(name.upper(), default[0] if isinstance(default, tuple) else default)
-            used[name] = text, kind, default, lists
-    return used
+    """Return {name: its text, or None} of the settings that a command uses."""
+    used = [name for name, each in DECLARED.items() if {command, ""} & each.defaults.keys()]
+    defaults = {name: of_command(DECLARED[name].defaults, command) for name in used}
+    known = READERS.get(command, DECLARED)
+    return {name: environ.get(name.upper(), default) for name, default in defaults.items() if name in known}
 
 
 def parse_settings(command, environ):
     """Parse the settings of one run, the first entries of its lists; raises SettingError as read_runs() does."""
     values, cpu_defaults = {}, {}
-    for name, (text, kind, default, lists) in read_used(command, environ).items():
-        entries = [] if text is None else parse_entries(name, text, kind, lists)
+    for name, text in read_used(command, environ).items():
+        declared = DECLARED[name]
+        lists = of_command(declared.lists, command)
+        entries = [] if text is None else parse_entries(name, text, declared.kind, lists)
         values[name] = tuple(dict.fromkeys(entries)) or None if lists == TOGETHER else next(iter(entries), None)
-        if isinstance(default, tuple) and name.upper() not in environ:
-            cpu_defaults[name] = parse(kind, default[1])
+        if command in declared.cpu_defaults and name.upper() not in environ:
+            cpu_defaults[name] = parse(declared.kind, declared.cpu_defaults[command])
     for name, (other, some) in USED_WITH.items():
         if other in values and not matches(values[other], some):
             values[name] = None
@@ -377,9 +392,9 @@ def parse_entries(name, text, kind, lists):
 
 
 def matches(value, values):
-    """Return whether a value, or one of several in a tuple, is among others: ANY means each except None and 0."""
-    each = value if isinstance(value, tuple) else (value,)
-    return bool(value) if values is ANY else not set(values).isdisjoint(each)
+    """Return whether a value, or one of several in a tuple, is among others, or a function tells so of it."""
+    is_among = values if callable(values) else values.__contains__
+    return any(map(is_among, value if isinstance(value, tuple) else (value,)))
 
 
 if __name__ == "__main__":

@@ -160,10 +160,9 @@ def test_the_page_of_settings_has_each_with_its_commands_and_defaults_and_each_m
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", page, re.M)
     assert sorted(name for name, *_ in rows) == sorted({*SETTING_NAMES, *MAKE_VARIABLES} - {*SYNONYMS})
     for name, shown, used_by in rows[: len(DECLARED)]:
-        _, default, _ = DECLARED[name.lower()]
-        assert used_by == (", ".join(default) if isinstance(default, dict) else "every")
-        texts = default.values() if isinstance(default, dict) else [(default or "").rpartition("/")[2]]
-        for text in filter(None, texts):
-            assert all(each in shown for each in (text if isinstance(text, tuple) else [text])), name
+        declared = DECLARED[name.lower()]
+        assert used_by == (", ".join(declared.defaults) if "" not in declared.defaults else "every")
+        texts = [*declared.defaults.values(), *declared.cpu_defaults.values()]
+        assert all((text or "").rpartition("/")[2] in shown for text in texts), name
     names = [name for name in (*DECODERS, *ENCODERS, *DENOISERS) if "tiny" not in name]  # which other tests add
     assert [f"{name} is missing in docs/settings.md" for name in names if name not in page] == []
