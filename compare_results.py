@@ -3,13 +3,14 @@
     make compare                                # the standard set on all machines, in Markdown
     make compare A=amd-epyc-25-17-2-cores B=nvidia-h200
     make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by words of its name
-    make compare A=before.csv B=after.csv
+    make compare A=before B=after               # files, or folders with the file of one machine
 
 Ratios are B over A: above 1, B is faster. A verdict needs three undisturbed processes on each side, because a single
 process does not show how much processes differ; it is "cannot tell" if the intervals overlap.
 
 The exit status is 4 if the same chip does a work more than 5 % slower in B, by the medians of at least five processes
-on each side. If both are equally fast, this happens in up to 1.5 % of the comparisons.
+on each side. If both are equally fast, this happens in up to 1.5 % of the comparisons. It is 1 if nothing is judged: A
+and B have no work in common, or are one machine and no work has a verdict.
 """
 
 import os
@@ -26,7 +27,7 @@ from bench.records.columns import SETUP, VERSIONS, WORK, WORKLOADS, describe_wor
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
 from bench.settings import SettingError, read_settings, slug
 
-SLOWER = 4  # the exit status
+SLOWER, NOT_JUDGED = 4, 1  # exit statuses
 ACCEPTED = 0.95  # the least ratio with the exit status 0
 MOST_NAMED = 5  # rows, or differences, in a remark
 OF_THE_BEST = ["matrix_size", "memory_format", "batch_size"]  # how a machine reaches its peak
@@ -48,9 +49,13 @@ def read_side(side, environ, folder):
     paths = [Path(os.path.expanduser(typed)), folder / f"{typed}.csv"]
     with suppress(ValueError):
         paths.append(folder / f"{slug(typed)}.csv")  # as pages write it
-    if path := next(filter(Path.is_file, paths), None):
-        lines = tables.latest(tables.combine(tables.load([path], warn)))
-        lines = lines[~lines["published"]]
+    inside = [path for path in results.list_files(paths[0]) if typed and path.stem != "published"]
+    if path := next(filter(Path.is_file, paths + inside * (len(inside) == 1)), None):
+        found = tables.combine(tables.load([path], warn))
+        lines = tables.latest(found[~found["published"]])
+        chips = found["cpu_id"].where(found["kind"] == "cpu", found["device_name"]).groupby(found["kind"]).unique()
+        for names in chips[chips.map(len) > 1]:
+            warn(f"{side}={typed!r} mixes several chips, {'; '.join(names)}: give each a MACHINE of its own")
     else:
         lines = tables.read(folder)
         lines = lines[lines["published"] & (lines["status"] == "ok")].sort_values("value", kind="stable")
@@ -68,8 +73,10 @@ def read_side(side, environ, folder):
     last = lines.iloc[-1]
     print(f"{side}: {', '.join(dict.fromkeys([typed, last['machine'], last['device_name'] or last['device']]))}")
     lines.loc[lines["model"] == "matmul-peak", OF_THE_BEST] = ""  # it is the best of its machine, at any size
-    where = lines["framework"] + " on " + lines["kind"].str.upper()
-    titles = [describe_work(row) for row in lines[list(WORK)].to_dict("records")] + (", " + where)
+    rows = lines.to_dict("records")
+    few = [f", {threads}" if (threads := likeness.few_threads(row)) else "" for row in rows]
+    where = lines["framework"] + " on " + lines["kind"].str.upper() + few
+    titles = list(map(describe_work, rows)) + (", " + where)
     return lines.assign(where=where, title=titles)
 
 
@@ -77,20 +84,21 @@ def pair_lines(a, b):
     """Return a line for each work of B that A has, too: a dict of the cells of B, and those of A with `_a`.
 
     Of several lines those of equal setup are a pair, or else the newest ones. What A has only in another framework, and
-    what was published, is paired if likeness.work_key() is equal. There is no interval and no verdict below ENOUGH
-    processes, nor of disturbed or published ones. Added are `few` (the processes of the side with fewer), `ratio`,
-    `verdict` and `pair`, the title.
+    what was published, is paired if likeness.work_key() is equal; of published ones the same framework, then the
+    fastest. There is no interval and no verdict below ENOUGH processes, nor of disturbed or published ones. Added are
+    `few` (the processes of the side with fewer), `ratio`, `verdict` and `pair`, the title.
     """
     has_both = max(a["kind"].nunique(), b["kind"].nunique()) > 1  # results of a CPU and of a GPU
     a, b = (side.assign(key=side["work"] + (side["kind"] if has_both else "")) for side in (a, b))
     pairs = b.merge(a, on="key", suffixes=("", "_a"))
-    for new, names in (("same_work", WORK), ("same_setup", SETUP)):
+    for new, names in (("same_work", WORK), ("same_setup", SETUP), ("same_framework", ["framework"])):
         pairs[new] = (pairs[[*names]].to_numpy() == pairs[[f"{name}_a" for name in names]].to_numpy()).all(axis=1)
     pairs["cited"] = pairs["published"] | pairs["published_a"]
     pairs["few"] = pairs[["processes", "processes_a"]].min(axis=1)
     pairs["sound"] = (pairs["few"] >= tables.ENOUGH) & ~(pairs["disturbed"] | pairs["disturbed_a"] | pairs["cited"])
-    pairs = pairs[pairs["same_work"] | pairs["cited"] | (pairs["framework"] != pairs["framework_a"])]
-    pairs = pairs.sort_values(["same_work", "same_setup"], kind="stable").drop_duplicates([*WORK, "kind"], keep="last")
+    pairs = pairs[pairs["same_work"] | pairs["cited"] | ~pairs["same_framework"]]
+    order = ["same_framework", "value_a"] if pairs["cited"].any() else ["same_work", "same_setup"]
+    pairs = pairs.sort_values(order, kind="stable").drop_duplicates([*WORK, "kind"], keep="last")
     pairs = pairs.sort_index().to_dict("records")
     for line in pairs:
         # The value of an operator is TFLOP/s.
@@ -106,7 +114,9 @@ def describe_ratio(line):
     ratio, low, high = (format_ratio(end, 4) for end in line["ratio"])
     notes = [f"[{side}: {flags}]" for side, flags in (("A", line["flags_a"]), ("B", line["flags"])) if flags]
     values = format_number(line["value_a"]), format_number(line["value"]), " ".join([line["per"], *notes])
-    figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", line["verdict"], *values)
+    few = "1 process" if line["few"] == 1 else f"{line['few']} processes"
+    reason = "" if line["cited"] else "disturbed" if line["disturbed"] or line["disturbed_a"] else few
+    figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", line["verdict"] or reason, *values)
     texts = [report.wrap(line["pair"], "  "), figures]
     if line["cited"]:
         sides = {"A": {name: line.get(f"{name}_a") for name in line}, "B": line}
@@ -146,7 +156,7 @@ def list_remarks(a, b, lines):
 
 
 def main(environ=os.environ):
-    """Print the table of all machines, or the comparison of two; return 0, or SLOWER if B is."""
+    """Print the table of all machines, or the comparison of two; return 0, SLOWER if B is, or NOT_JUDGED."""
     folder = read_settings("compare", environ).results_dir
     if not any(environ.get(side) for side in "AB"):
         nothing = f"there are no results of the standard set in {results.display_path(folder)}: run `make all`"
@@ -159,13 +169,18 @@ def main(environ=os.environ):
     else:
         has_jax = "jax" in {*a["framework"], *b["framework"]}
         fix = ": JAX is always compiled, so measure PyTorch with COMPILE=1" if has_jax else ""
-        print(f"\nA and B have no work in common{fix}")
+        print(f"\nA and B have no work in common{fix}; so the exit status is {NOT_JUDGED}")
     remarks = list_remarks(a, b, lines)
     slower = [line["pair"] for line in lines if is_slower(line)]
     if slower:
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
+    judged = [line for line in lines if line["verdict"] or line["cited"] or line["machine"] != line["machine_a"]]
+    if lines and not judged:
+        remarks.append(
+            f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, then RUNS={ENOUGH_PAIRS}"
+        )
     print("\n".join(report.wrap(line, "  ") for line in remarks))
-    return SLOWER if slower else 0
+    return SLOWER if slower else 0 if judged else NOT_JUDGED
 
 
 if __name__ == "__main__":

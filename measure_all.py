@@ -59,7 +59,7 @@ def plan_benchmarks(run: Run, device, sixteen, memory_gb=math.inf):
             needed = line.needed_gb(precision, is_shared)
             why = line.compile and device.why_not_compiled
             if memory_gb < needed:
-                why = f"it needs {needed} GB, and the memory has {memory_gb:.3g}"
+                why = f"it needs {needed} GiB, and the memory has {memory_gb:.3g}"
             if why:
                 print(f"skipping {line.title} {line.phase}, batch {line.batch_size}: {why}")
                 continue

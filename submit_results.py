@@ -111,7 +111,10 @@ def check_file(path, tip, base):
 
 def main(command="check", environ=os.environ):
     """Check the rows of MACHINE or of all, and print how to `submit` them; returns the exit status."""
-    machine = read_settings("submit", environ).machine if command == "submit" else None
+    settings = read_settings("submit", environ)
+    if settings.results_dir.resolve() != results.PUBLISHED:
+        raise SettingError(f"RESULTS_DIR={environ['RESULTS_DIR']!r} is not sent: unset it, copy its files to results/")
+    machine = settings.machine if command == "submit" else None
     tip, base = find_base(environ.get("BASE"))
     paths = [path for path in list_changes(base) if machine in (None, Path(path).stem)]
     print(f"checked: {', '.join(paths) or 'nothing'}")
@@ -119,6 +122,9 @@ def main(command="check", environ=os.environ):
     if command == "submit" and not paths:
         problems = [f"results/{machine or '*'}.csv has no new rows: run `make image` first, without RESULTS_DIR"]
     elif command == "submit" and not problems:
+        lines = tables.latest(tables.combine(tables.load([ROOT / path for path in paths])))
+        if count := lines["disturbed"].sum():
+            print(f"{count} of {len(lines)} results are disturbed: close other programs, and measure these again")
         print(HOW.format(" ".join(paths)))
     sys.stderr.writelines(f"{line}\n" for line in problems)
     return int(bool(problems))

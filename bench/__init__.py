@@ -15,7 +15,7 @@ def explain_import(error):
     fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        fixes.append(f"raise `ulimit -v`, by which this process may use {limit / 2**30:.1f} GB of address space")
+        fixes.append(f"raise `ulimit -v`, by which this process may use {limit / 2**30:.1f} GiB of address space")
     reason = " ".join(str(error).split()).rpartition("Original error was: ")[2]  # NumPy's has 20 lines before it
     return ": ".join(filter(None, [type(error).__name__, reason, ", or ".join(fixes)]))
 

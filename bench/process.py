@@ -51,7 +51,7 @@ def run_script(function, *words):
     set_up()
     line = ""
     try:
-        if (given := sys.argv[1:]) and given[0] not in words:
+        if (given := sys.argv[1:]) and (given[0] not in words or given[1:]):
             fix = "put settings before it, as in MODEL=mlp-32 make mlp"
             raise SettingError(f"{Path(sys.argv[0]).name} takes no {' '.join(given)!r}: {fix}")
         status = function()
@@ -61,9 +61,9 @@ def run_script(function, *words):
     except KeyboardInterrupt:
         status, line = INTERRUPTED, "interrupted\n"
     except OSError as error:  # a full disk, a folder that cannot be read, a reader that has gone, as `head` does
-        status = MISTAKE
+        is_read = isinstance(error, BrokenPipeError)
         line = f"{error.filename or 'output'}: {error.strerror or error}: use another folder, as with RESULTS_DIR\n"
-        line = "" if isinstance(error, BrokenPipeError) else line
+        status, line = (0, "") if is_read else (MISTAKE, line)
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception:

@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
-MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B")  # only the Makefile or its command reads these
+MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "BASE")  # only the Makefile or its command reads these
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 # The model with batches on the device; the pipeline of JPEG files alone; both. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")

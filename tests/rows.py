@@ -95,22 +95,25 @@ def repeat(first, *others):
 ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads": 2, "flops_per_item": 8.2e9}
 ON_CPU |= {"peak_memory_bytes": 1.49e9}
 INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
-END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short"}
+END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short", "stop_reason": "num_images"}
 PIPELINES = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
+PIPELINES[0] |= {"first_step_seconds": 22.9}  # it compiled for the later ones
 IMAGE = combine(PIPELINES)
 OTHER = ON_CPU | {"run_id": "other", "machine": "example-cpu-2", "framework": "jax"}
 CITED = ON_CPU | {"source": "https://example.org", "device_name": "Example Chip (CPU)", "memory_format": None}
+CITED |= {"cpu_id": None}
 ELSEWHERE = lines_of(*repeat(measure(12.9, OTHER)), measure(67.7, CITED))
 NOWHERE = lines_of()
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
 POWER = {"power_watts": 612.4, "power_scope": "gpu board", "joules_per_item": 0.245}
+UNSET = {"flags": "page_faults", "allocator": "MALLOC_ARENA_MAX=2"}
 TRAINING = combine(
     [
         *repeat(measure(2498, ON_GPU, POWER)),
         *repeat(measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9})),
-        *repeat(measure(3990, ON_GPU, {"phase": "backward", "flops_per_item": 1.58e10, "flags": "page_faults"})),
+        *repeat(measure(3990, ON_GPU, UNSET, {"phase": "backward", "flops_per_item": 1.58e10})),
         *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
     ]
 )
@@ -229,6 +232,6 @@ CARD = [row | {"tflops": 0.12, "bandwidth": 8.12 if row["phase"] == "decode" els
 CARD += [PEAK | LARGE | {"tflops": 0.18}, PEAK | LARGE | BFLOAT16 | {"tflops": 0.404}, COPY | {"throughput": 35.0}]
 CARD += [PEAK | SMALL | {"tflops": 0.15}, PEAK | {"tflops": 0.3, "flags": "contended"}]
 CARD += [row | {"image_size": None, "run_id": "pipelines"} for row in PIPELINES]
-DIRTY = {"flags": "page_faults", "commit": "9876543210ab-dirty", "processes": 1, "tflops": 0.2}
+DIRTY = {"flags": "page_faults", "commit": "9876543210ab-dirty", "processes": 2, "num_threads": 1, "tflops": 0.2}
 CARD.append(rate(240) | BFLOAT16 | DIRTY | {"phase": "inference", "image_size": None})
 PUBLISHED = GPU | {"source": "https://example.org", "phase": "inference", "batch_size": 64, "throughput_low": None}

@@ -6,6 +6,7 @@ import pytest
 
 import submit_results
 from bench.records import results, tables
+from bench.settings import SettingError
 from tests.rows import COPY, FAILED, LLM, MATMUL, ROW
 
 CHIP = ROW["machine"]
@@ -109,7 +110,7 @@ CHANGES = {
     "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "row 2: tflops "),
     "another machine": (lambda r: write(r, {}, {"machine": "another"}), "row 2: machine "),
     "another chip": (lambda r: write(r, {}, {"seed": 1}, {"cpu_name": "Example B"}), "row 3: device_name "),
-    "a cell that no row can have": (lambda r: write(r, {}, {"tflops": "x"}), "first line 3"),
+    "a cell that no row can have": (lambda r: write(r, {}, {"tflops": "x"}), "line 3 has tflops"),
     "changed programs": (change_program, "row 2: commit "),
 }
 
@@ -127,6 +128,10 @@ def test_submit_prints_how_to_send_new_rows(repository, check):
     write(repository, {}, {"seed": 1})
     write(repository, {"tflops": 9}, machine="another")
     status, out, _ = check("submit", MACHINE=CHIP)
-    assert (status, f"git add results/{CHIP}.csv" in out) == (0, True)
+    assert (status, f"git add results/{CHIP}.csv" in out, "disturbed" in out) == (0, True, False)
+    write(repository, {}, {"seed": 1, "run_id": "x", "model": "vgg16", "flags": "contended"})
+    assert "1 of 2 results are disturbed" in check("submit", MACHINE=CHIP)[1]
+    with pytest.raises(SettingError, match="RESULTS_DIR='elsewhere'"):
+        check("submit", RESULTS_DIR="elsewhere")
     status, out, (line,) = check("submit")
     assert (status, "git" in out, "results/another.csv, row 1" in line) == (1, False, True)

@@ -10,7 +10,7 @@ from bench.plots import draw, frames
 from bench.plots.draw import GREY, NAME, NOTE, WIDE
 from bench.records import report, results, tables
 from bench.records.columns import FLAGS, format_number
-from bench.records.likeness import describe_how
+from bench.records.likeness import describe_how, few_threads
 from bench.settings import FRAMEWORKS
 from bench.workloads.standard_set import SIXTEEN
 
@@ -157,7 +157,8 @@ def describe_bar(row):
         return row["device_name"], ": ".join(filter(None, [ratio, describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
-    name = ", ".join(filter(None, [row["precision"], row["memory_format"].replace("channels_first", "")]))
+    how = row["precision"], row["memory_format"].replace("channels_first", ""), few_threads(row)
+    name = ", ".join(filter(None, how))
     disturbed = "disturbed, " if row["disturbed"] else ""
     return name, disturbed + ends, f"{format_percent(share)} %" if share > 0 else ""
 

@@ -8,7 +8,7 @@ import shutil
 from bench.plots import frames
 from bench.records import report, tables
 from bench.records.columns import format_number
-from bench.records.likeness import MODELS
+from bench.records.likeness import MODELS, few_threads
 from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
@@ -80,10 +80,12 @@ def describe_cell(row, base):
     if row is None:
         return ""
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
-    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
+    is_of_two = row["processes"] == 2  # the interval is not around the slower one
+    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 and not is_of_two else ""
     is_sound = base and not row["disturbed"] and not base["disturbed"]
     ratio = f"{row['value'] / base['value']:.3g}x" if is_sound else ""
-    parts = interval, f"({row['processes']})", ratio, row["flags"]
+    count = f"({'slower of ' if is_of_two else ''}{row['processes']})"
+    parts = interval, count, ratio, few_threads(row), row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 

@@ -2,6 +2,14 @@
 
 Roles. Work: rows are comparable only if these agree; setup: settings of the machine that change the speed; version:
 software and method; identity: which row of which machine; result: what was measured.
+
+A script in the clone finds the median of the undisturbed processes of each work and setup so:
+
+    import pandas
+    from bench.records.columns import DISTURBING, SETUP, WORK
+    rows = pandas.read_csv("results/nvidia-h200.csv", dtype=str, keep_default_na=False)
+    rows = rows[(rows["status"] == "ok") & ~rows["flags"].str.contains(DISTURBING)]
+    rates = rows.astype({"throughput": float}).groupby(["device", *WORK, *SETUP])["throughput"].median()
 """
 
 from dataclasses import dataclass
@@ -33,7 +41,7 @@ COLUMNS = {
     "method_version": Column("version", "METHOD_VERSION of bench/timing"),
     "run_id": Column("identity", "the run: one combination of settings, in one command, in all its processes"),
     "process": Column("identity", "its number in the run, from 1"),
-    "group": Column("identity", "what was compared: pairs have equal group and process; best-...: `make best`"),
+    "group": Column("identity", "what was compared: pairs have equal group and process"),
     "timestamp": Column("identity", "UTC, when the process ended"),
     "status": Column(
         "result",
@@ -103,7 +111,7 @@ COLUMNS = {
     "steps_per_window": Column("result", "steps between two clock readings", "number"),
     "items": Column("result", "total of all windows; items / seconds is the mean throughput", "number"),
     "seconds": Column("result", "total of all windows", "number"),
-    "first_step_seconds": Column("result", "of the very first step: allocation, autotuning, compilation", "number"),
+    "first_step_seconds": Column("result", "of the first step, in training after check G: compilation ...", "number"),
     "warmup_seconds": Column("result", "from the first step until the speed is steady", "number"),
     "stop_reason": Column("result", "target_ci, max_seconds, num_images, slices, epoch, sustain, interrupted"),
     # learning
@@ -182,8 +190,9 @@ def describe_columns():
     """Describe all columns as docs/columns.md does, in Markdown."""
     head = "# Columns\n\nOf the results files, written from `bench/records/columns.py`. Blank means unknown.\n"
     rows = [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
-    roles = " ".join(__doc__.partition("\n\n")[2].split())
-    return "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows, "", roles, ""])
+    _, roles, *recipe = __doc__.split("\n\n")
+    table = "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows])
+    return "\n\n".join([table, " ".join(roles.split()), *recipe])
 
 
 if __name__ == "__main__":

@@ -69,11 +69,18 @@ def work_title(row):
 
 
 def describe_how(row):
-    """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last"."""
+    """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last, 1 thread"."""
     precision = row["precision"] if precision_class(row) != row["precision"] else ""
     mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
     size = row["matrix_size"] if is_peak(row) else ""
-    return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW)]))
+    return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW), few_threads(row)]))
+
+
+def few_threads(row):
+    """Describe the threads of a row if they are fewer than the cores of its CPU, as its name says: "1 thread"."""
+    threads = float(row["num_threads"] or "inf") * int(row["world_size"] or 1)
+    is_few = row["device"] == "cpu" and threads < float(row["cpu_count"] or 0)
+    return describe_work(row, ["num_threads"]) if is_few else ""
 
 
 def words_in(name):
@@ -93,11 +100,12 @@ def describe_elsewhere(row, lines):
     is_like = (lines["work"] == work_key(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
     is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(DISTURBING)
     others = lines[is_like & is_sound & ~is_here]
-    chip = words_in(row["device_name"].partition(" (")[0])  # not "(CPU)"
+    by = "cpu_id" if row["device"] == "cpu" and row["cpu_id"] else "device_name"
+    chip = words_in(row[by].partition(" (")[0])  # not "(CPU)"
     others = others.assign(
         name=others["device_name"].where(others["published"], others["machine"]),
         same_framework=others["framework"] == row["framework"],
-        same_chip=[words_in(name.partition(" (")[0]) == chip for name in others["device_name"]],
+        same_chip=[words_in(name.partition(" (")[0]) == chip for name in others[by]],
     )
     others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("name")
     others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
@@ -107,6 +115,8 @@ def describe_elsewhere(row, lines):
     for other in others.to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]
         how.append("published" if other["published"] else f"processes: {other['processes']}")
+        if other["same_chip"]:
+            how, other["name"] = [other["name"], *how], "on the same chip"
         ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_fit else ""
         rate = f"{format_number(other['throughput'])} {row['unit']}"
         texts.append(f"{other['name']} {rate} ({', '.join(how)}{ratio})")

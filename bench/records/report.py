@@ -9,6 +9,7 @@ import textwrap
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, SETUP, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, read_rates, verdict_of
+from bench.settings import TRAINING
 
 BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
@@ -60,7 +61,8 @@ def describe_result(row, reached, lines_of_all):
         lines.append(f"{rate}  {times}, {learnt}")
     elif row.get("throughput"):
         if row["processes"] > 1:
-            lines.append(f"{rate} (median of {row['processes']} processes; with their {windows})")
+            which = "the slower" if row["processes"] == 2 else "median"
+            lines.append(f"{rate} ({which} of {row['processes']} processes; with their {windows})")
             lines.append(", ".join(map(format_number, row["process_rates"].split())))
         else:
             lines.append(f"{rate} (one process; {'its ' if low else ''}{windows})")
@@ -86,11 +88,17 @@ def join_some(texts, most):
 
 
 def describe_details(row, reached):
-    """Describe in one line what a row has besides its rate: first step, memory, TFLOP/s, GB/s, sensors."""
+    """Describe in one line what a row has besides its rate: seconds, memory, TFLOP/s, GB/s, sensors."""
+    what = {"prefill": "time to first token"}.get(row["phase"], "batch" if row["scope"] == "input" else "step")
+    step = [f"{what} {1e3 * row['step_seconds_median']:.4g} ms"] if row["step_seconds_median"] else []
+    if row["stop_reason"] == "num_images":
+        step.append(f"{row['items']:.0f} {row['unit'].removesuffix('/s')} in {row['seconds']:.4g} s")
     mean = [f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}"] if "uneven" in row["flags"] else []
-    details = [*mean, f"first step {row['first_step_seconds']:.3g} s"]
-    if row["phase"] == "prefill":
-        details.append(f"time to first token {1e3 * row['step_seconds_median']:.4g} ms")
+    first, *later = map(float, row["first_steps"].split())
+    usual = statistics.median(later or [first])
+    after = " after the check" if row["phase"] in TRAINING else ""
+    apart = "" if 0.5 <= first / usual <= 2 else f", later processes {usual:.3g} s"
+    details = [*step, *mean, f"first step{after} {first:.3g} s{apart}"]
     if row["peak_memory_bytes"]:
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
@@ -155,4 +163,6 @@ def describe_pairs(comparison):
 def explain_flags(rows):
     """Explain the flags of a run's results, a line each."""
     flags = " ".join(row["flags"] for row in rows).split()
-    return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
+    can_unset = re.search("LD_PRELOAD|MALLOC", " ".join(row["allocator"] or "" for row in rows))
+    known = FLAGS if can_unset else FLAGS | {"page_faults": FLAGS["page_faults"].partition(":")[0]}
+    return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in known.items() if flag in flags)

@@ -5,8 +5,10 @@ disk leaves the file as it was. tables.py reads them.
 """
 
 import csv
+import errno
 import io
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from bench.records.columns import COLUMNS
@@ -59,7 +61,7 @@ def append(path, *rows):
                 frame, unfit = tables.parse(text, path)
                 if unfit:  # they would be lost
                     fix = "fix or delete it, or move the file away"
-                    raise ResultsError(f"{path}: line {unfit[0]} cannot be read: {fix}")
+                    raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)][1]}: {fix}")
                 text = frame.to_csv(index=False, lineterminator="\n")
             if text or rows:
                 line_end = "" if text.endswith("\n") or not text else "\n"
@@ -67,7 +69,9 @@ def append(path, *rows):
                 replace_file(path, text.encode(errors="surrogateescape"))
     except OSError as error:
         fix = "free space, or set RESULTS_DIR to a folder of your own"
-        name, reason = error.filename or path, error.strerror or error
+        if error.errno in (None, errno.ENOLCK, errno.EOPNOTSUPP):  # without flock, also a lock that was copied is taken
+            fix = f"delete {path.name}.lock if no other command runs, or set RESULTS_DIR to a folder of your own"
+        name, reason = error.filename or path, error.strerror or "its lock stays taken"
         raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
 
@@ -82,7 +86,7 @@ def to_text(rows):
 
 
 def replace_file(path, content):
-    """Put bytes in the place of a file, or of a symbolic link; a kill or a full disk leaves what was there."""
+    """Replace a file or a symbolic link, whose mode and owner stay; a kill or a full disk leaves what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)  # may be a link, too
@@ -90,6 +94,11 @@ def replace_file(path, content):
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+    with suppress(OSError):  # there was none, or it has another owner
+        old = path.stat()
+        part.chmod(old.st_mode & 0o777)
+        os.chown(part, -1, old.st_gid)
+        os.chown(part, old.st_uid, -1)
     part.replace(path)
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from bench.records import peaks, results
 from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, WORK, describe_work
-from bench.records.likeness import work_key
+from bench.records.likeness import few_threads, work_key
 from bench.records.verdict import IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
 
@@ -32,12 +32,17 @@ def load(paths, warn=lambda line: None):
             warn(f"left out: {error}")
             continue
         frame = complete(text)
-        are_numbers = (text[NUMBERS] == "") | ((frame[NUMBERS] >= 0) & (frame[NUMBERS] < math.inf))
-        fits = are_numbers.all(axis=1) & (text["schema"] == str(SCHEMA)) & (text["machine"] != "")
-        if unfit := sorted([*unfit, *text[~fits].index]):
-            count = f"{len(unfit)} of {fits.sum() + len(unfit)} rows"
-            warn(f"{path}: {count} cannot be read and are left out, first line {unfit[0]}")
-        frames.append(frame[fits])
+        wrong = (text[NUMBERS] != "") & ~((frame[NUMBERS] >= 0) & (frame[NUMBERS] < math.inf))
+        wrong = wrong.assign(schema=text["schema"] != str(SCHEMA), machine=text["machine"] == "")
+        fits = ~wrong.any(axis=1)
+        for number, name in wrong.loc[~fits].idxmax(axis=1).items():
+            needed = {"schema": SCHEMA, "machine": "a name"}.get(name, "a number such as 16.29")
+            unfit[number] = text.at[number, "run_id"], f"{name} {text.at[number, name]!r} instead of {needed}"
+        if unfit:
+            count, (line, (_, why)) = f"{len(unfit)} of {fits.sum() + len(unfit)} rows", min(unfit.items())
+            warn(f"{path}: {count} cannot be read, and their runs are left out: line {line} has {why}")
+        is_whole = ~frame["run_id"].isin([run_id for run_id, _ in unfit.values() if run_id])
+        frames.append(frame.assign(is_whole=is_whole)[fits])
     found = pd.concat(frames, ignore_index=True)
     # Each published figure is a result by itself.
     return found.assign(run_id=found["run_id"].mask(found["published"], "published " + found.index.astype(str)))
@@ -52,31 +57,32 @@ def frame_of(rows):
 def complete(text):
     """Return a frame of text with its numbers as floats (NaN: unknown), and the usual values of blank cells.
 
-    Added are `kind`, "cpu" or "gpu", and `published`, whether others measured it.
+    Added are `kind`, "cpu" or "gpu", `published` (by others), and `is_whole` (all rows of its run could be read).
     """
     return text.assign(
         **{name: text[name].mask(text[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank},
         **text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float),
         kind=text["device"].where(text["device"].isin(["cpu", ""]), "gpu"),
         published=text["source"] != "",
+        is_whole=text["source"].notna(),
     )
 
 
 def parse(text, path):
-    """Return (frame of a file's text with all COLUMNS, numbers of the lines that do not fit and are left out).
+    """Return (frame of a file's text with all COLUMNS, {number of a line that is left out: (its run_id, what it has)}).
 
-    The frame's index are the numbers of the lines. Spreadsheets write a byte order mark and other delimiters. A later
-    header, as of a file that `cat >>` added, names the columns of the lines below it. A cell has no line break.
+    The frame's index are the numbers of the lines. Spreadsheets write a byte order mark, `sep=;`, other delimiters. A
+    later header, as of a file that `cat >>` added, names the columns of the lines below it. No cell has a line break.
 
     Raises:
         ResultsError: the file is foreign, or of another version.
     """
     lines = text.removeprefix("\ufeff").splitlines() or [""]
     delimiter = max(",;\t", key=lines[0].count)
-    header, rows, unfit = [], {}, []
+    header, rows, unfit = [], {}, {}
     for number, line in enumerate(lines, 1):
         cells = next(csv.reader([line], delimiter=delimiter), [])
-        if not any(cells):
+        if not any(cells) or cells[0].startswith("sep="):
             continue
         if not header or {"schema", "machine"} <= set(cells):
             if wrong := sorted({"schema", "machine"} - set(cells) or Counter(cells) - Counter([*COLUMNS])):
@@ -85,7 +91,8 @@ def parse(text, path):
                 raise results.ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             header = cells
         elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
-            unfit.append(number)
+            why = f"{len(cells)} of {len(header)} cells, a lone quote or a letter that no cell has"
+            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), why
         else:
             row = dict(zip(header, cells, strict=True))
             rows[number] = [row.get(name, "") for name in COLUMNS]
@@ -101,7 +108,7 @@ def combine(rows):
     A result is that of a run on one device: the row of the median process (of two in the middle the slower one), with
     an interval from the lowest end of all processes to the highest one. Processes that others disturbed, or that failed
     or were interrupted, do not count if the run has others; the note says so. Added are `processes`, how many count (of
-    failures none), `process_rates`, a text with their rates, `disturbed`, and `bottleneck`, what limits a pipeline.
+    failures none), `process_rates` and `first_steps`, texts, `disturbed`, and `bottleneck`, what limits a pipeline.
     """
     # A file may have been added to itself.
     rows = rows.drop_duplicates(["run_id", "device", *WORK, "process", "status"])
@@ -120,7 +127,8 @@ def combine(rows):
     of = counted.groupby("result")
     size = of.size()
     texts = defaultdict(list)  # by pandas they would take four times as long
-    for result, *cells in zip(*(counted[name] for name in ("result", "flags", "note", "throughput")), strict=True):
+    names = "result", "flags", "note", "throughput", "first_step_seconds"
+    for result, *cells in zip(*(counted[name] for name in names), strict=True):
         texts[result].append(cells)
     joined = [join_cells(*zip(*texts[result], strict=True)) for result in size.index]
     ordered = counted.sort_values("throughput", kind="stable")
@@ -130,7 +138,7 @@ def combine(rows):
         throughput_low=of["low"].min().where(size > 1, found["throughput_low"]),
         throughput_high=of["high"].max().where(size > 1, found["throughput_high"]),
         output_error=of["output_error"].max(),
-        **pd.DataFrame(joined, size.index, ["flags", "note", "process_rates"], str),
+        **pd.DataFrame(joined, size.index, ["flags", "note", "process_rates", "first_steps"], str),
         processes=size.where((found["grade"] > 0) | found["published"], 0),
         bottleneck="",
     )
@@ -144,9 +152,9 @@ def join_notes(texts):
     return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
-def join_cells(flags, notes, rates):
+def join_cells(flags, notes, *numbers):
     flags = " ".join(dict.fromkeys(" ".join(flags).split()))
-    return flags, join_notes(notes), " ".join(f"{rate:.4g}" for rate in rates if rate > 0)
+    return flags, join_notes(notes), *(" ".join(f"{each:.4g}" for each in some if each > 0) for some in numbers)
 
 
 def name_bottlenecks(found):
@@ -157,7 +165,7 @@ def name_bottlenecks(found):
         runs[row["run_id"], row["device"]][row["scope"]] = row
     for scopes in runs.values():
         if len(scopes) == len(SCOPES):
-            rates = (Rate.of_row(scopes[scope]) for scope in ("device", "input", "end_to_end"))
+            rates = (Rate(*map(scopes[scope].get, RATE)) for scope in ("device", "input", "end_to_end"))
             row = scopes["end_to_end"]
             name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
             # If the queue was full at the end, too, being full at the start added nothing.
@@ -171,19 +179,21 @@ def name_bottlenecks(found):
 def latest(found):
     """Choose the result of each machine, work and setup that counts, and all published figures; the oldest comes first.
 
-    Of several a sound one counts (undisturbed, of three processes or more), then an undisturbed one, then one of the
-    newest METHOD_VERSION, of a clean commit, the newest. Those of sustained runs are left out.
+    Of several a sound one counts (undisturbed, of three processes or more), then an undisturbed one, else that of most
+    processes; then one of the newest METHOD_VERSION, of a clean commit, the newest. No sustained run counts.
 
     Added are `value`, its unit in `per` (TFLOP/s for operators) and its interval, `low` and `high`; `work`, see
     likeness.work_key(); `setup`, in words if those of this device differ, `shown`, how it is told from others;
     `of_peak` and `of_bandwidth`, TFLOP/s and GB/s over the best ones that its machine reached.
     """
-    found = found[((found["status"] == "ok") | found["published"]) & (found["scope"] != "sustained")]
+    found = found[(found["status"].eq("ok") & found["is_whole"] | found["published"]) & (found["scope"] != "sustained")]
     ranked = found.assign(
         undisturbed=~found["disturbed"],
+        most=found["processes"].where(found["disturbed"], 0),
+        method_version=found["method_version"].str.zfill(9),
         sound=~found["disturbed"] & (found["processes"] >= ENOUGH),
         clean=~found["commit"].str.endswith("-dirty"),
-    ).sort_values(["sound", "undisturbed", "method_version", "clean", "timestamp"], kind="stable")
+    ).sort_values(["sound", "undisturbed", "most", "method_version", "clean", "timestamp"], kind="stable")
     is_last = ~ranked.duplicated(["published", *MACHINE, *WORK, *SETUP], keep="last")
     lines = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     is_in_tflops = lines["workload"].isin(IN_TFLOPS)
@@ -191,8 +201,9 @@ def latest(found):
     scale = (value / lines["throughput"]).where(is_in_tflops | value.isna(), 1.0)
     of_machines = lines.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = lines["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    needed = [*MACHINE, "published", "measured_precision", "tflops", "bandwidth", *WORK, *SETUP]
+    needed = [*MACHINE, "cpu_count", "published", "measured_precision", "tflops", "bandwidth", *WORK, *SETUP]
     rows = lines[needed].to_dict("records")
+    rows = [row | {"num_threads": ""} if few_threads(row) else row for row in rows]  # describe_how() names them
     lines = lines.assign(
         value=value,
         low=lines["throughput_low"] * scale,

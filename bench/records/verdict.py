@@ -21,11 +21,6 @@ class Rate(NamedTuple):
     low: float = math.nan
     high: float = math.nan
 
-    @classmethod
-    def of_row(cls, row):
-        """Build the Rate of a row, a dict of numbers or text; a blank end is unknown."""
-        return cls(*(float(row[name] or "nan") for name in ("throughput", "throughput_low", "throughput_high")))
-
     def ratio(self, base):
         """Divide by another Rate; the quotient, a Rate, has the widest interval that both allow."""
         return Rate(self.throughput / base.throughput, self.low / base.high, self.high / base.low)
@@ -50,18 +45,19 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     """
     slower, faster = sorted([device, pipeline])
     name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
+    part = ""
     # Against the lower end of the slower part: luck of 5 % in it would look like poor overlap.
     has_overlap = shares_cores or not max(end_to_end.throughput, end_to_end.high) < OVERLAP * slower.low
     if not slower.high < faster.low:  # or an end is unknown
-        name, words = "undecided", f"unknown, because intervals overlap or are unknown: {words}"
+        name, part, words = "undecided", f"{words} ", "unknown, because intervals overlap or are unknown"
     elif end_to_end.low > slower.high:  # such as page faults, which differ from process to process
-        name, words = "undecided", f"unknown, because something slowed a part by itself: {words}"
+        name, part, words = "undecided", f"{words} ", "unknown, because something slowed a part by itself"
     elif not has_overlap:
         name, words = "overlap", f"poor overlap, rather than {words}"
     rates = slower.throughput, faster.throughput, end_to_end.throughput
     slow, fast, both, expected = map(format_number, (*rates, 1 / (1 / rates[0] + 1 / rates[1])))
     together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"
-    return name, f"bottleneck: {words} ({slow} images/s; {other} by itself {fast}; {together})"
+    return name, f"bottleneck: {words} ({part}{slow} images/s; {other} by itself {fast}; {together})"
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,8 @@ PUBLISHED = GPU | {"machine": "x", "source": "https://x"}
         ("nvidia geforce rtx 3090", "NVIDIA RTX 3090"),
         ("3090", "NVIDIA RTX 3090"),
         ("rtx", "NVIDIA RTX 3090; NVIDIA RTX 4090"),
+        ("~/folder", "example-cpu"),
+        ("~", None),  # a folder with several
     ],
 )
 def test_a_side_is_a_file_a_machine_or_a_published_device_by_words_of_its_name(
@@ -33,8 +35,8 @@ def test_a_side_is_a_file_a_machine_or_a_published_device_by_words_of_its_name(
     (tmp_path / "header.csv").write_text(",".join(COLUMNS) + "\n")
     names = ["NVIDIA RTX 3090", "NVIDIA RTX 4090", "NVIDIA H200"]
     write(tmp_path, [PUBLISHED | {"device_name": name} for name in names], "published")
-    for machine in ("a", "nvidia-h200"):
-        write(tmp_path, [{"machine": machine if machine != "a" else "example-cpu"}], machine)
+    for machine in ("a", "nvidia-h200", "folder/a"):
+        write(tmp_path, [FIVE | {"machine": machine if machine == "nvidia-h200" else "example-cpu"}], machine)
     environ = {"RESULTS_DIR": str(tmp_path), "A": "a", "B": typed}
     status = process.run_script(lambda: compare_results.main(environ))
     out, err = capsys.readouterr()
@@ -54,13 +56,16 @@ def test_a_cpu_is_compared_with_a_gpu_unless_one_side_has_both(tmp_path, capsys,
     assert out.count(" 0.002500 ") == compared
 
 
-def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("framework", "ratio"), [("torch", "0.5000"), ("mlx", "0.2500")])  # the same one, the fastest
+def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch, framework, ratio):
     monkeypatch.setattr(results, "PUBLISHED", tmp_path)
-    write(tmp_path, [rate(50) | GPU | {"device_name": "Other", "machine": "other", "source": "https://x"}], "published")
-    write(tmp_path, [FIVE | GPU | rate(100), FIVE | rate(9)], "a")  # the CPU's is the newer one
-    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "Other"})
+    other = GPU | {"device_name": "Other", "machine": "other", "source": "https://x", "framework": framework}
+    write(tmp_path, [rate(50) | other], "published")
+    fast, slow = (FIVE | GPU | rate(some) | {"framework": name} for some, name in ((200, "tensorflow"), (100, "torch")))
+    write(tmp_path, [fast, slow, FIVE | rate(9)], "a")  # the CPU's is the newest one
+    assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "Other"}) == 0
     out = capsys.readouterr().out
-    assert " 0.5000 " in out
+    assert f" {ratio} " in out
     assert "https://x" in out
     assert out.count("only in") == 1  # what the CPU did
 
@@ -72,21 +77,31 @@ def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch):
         (FIVE, rate(96, 0.001), 0),
         (FIVE, rate(94, 0.2), 0),
         (FIVE | {"processes": 3}, rate(94), 0),
-        (FIVE, rate(94) | {"flags": "contended"}, 0),
+        (FIVE, rate(94) | {"flags": "contended"}, 1),
+        (FIVE, rate(94) | {"processes": 2}, 1),
+        (FIVE, rate(94) | {"processes": 2, "machine": "another"}, 0),
+        (FIVE, rate(94) | {"model": "vgg11"}, 1),
+        (FIVE, rate(100), 0),
         (FIVE, rate(94) | {"num_threads": "1"}, 0),
         (FIVE, rate(94) | {"cpu_id": "another"}, 0),
     ],
 )
 def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, before, after, status):
-    write(tmp_path, [before | rate(100), FIVE | {"phase": "inference"}], "before")
-    write(tmp_path, [FIVE | after, FIVE | {"phase": "inference"}], "after")
+    write(tmp_path, [before | rate(100)], "before")
+    write(tmp_path, [FIVE | after], "after")
     assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "before", "B": "after"}) == status
     assert ("exit status" in capsys.readouterr().out) == bool(status)
 
 
 def compare(folder, capsys):
     compare_results.main({"RESULTS_DIR": str(folder), "A": "a", "B": "b"})
-    return capsys.readouterr().out
+    return "".join(capsys.readouterr())
+
+
+def test_several_chips_in_a_file_are_told(tmp_path, capsys):
+    write(tmp_path, [FIVE, FIVE | {"cpu_id": "family 26"}, FIVE | GPU], "a")
+    write(tmp_path, [FIVE, FIVE | GPU], "b")
+    assert compare(tmp_path, capsys).count("several chips, family 25; family 26:") == 1
 
 
 @pytest.mark.parametrize(("setup", "ratio"), [("2", " 0.5000 "), ("1", " 5.556 ")])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -56,7 +57,7 @@ def test_a_foreign_file_is_left_as_it_is(path, header):
 SAVED = {
     "nothing": (lambda text: "", 0, None),
     "a byte order mark": (lambda text: "\ufeff" + text, 2, None),
-    "semicolons": (lambda text: text.replace(",", ";"), 2, None),
+    "semicolons": (lambda text: "sep=;\n" + text.replace(",", ";"), 2, None),
     "blank lines": (lambda text: text.replace("\n", "\n\n,,,,,\n"), 2, None),
     "other line ends": (lambda text: text.replace("\n", "\r\n"), 2, None),
     "a newer header": (lambda text: text + "seed," + text.replace("\n2,", "\n3,2,"), 4, None),
@@ -74,7 +75,7 @@ def test_a_file_is_written_anew_with_todays_header_unless_lines_would_be_lost(tm
     path.write_bytes(change(",".join(OLD) + "\n" + LINE * 2).encode(errors="surrogateescape"))
     before = path.read_bytes()
     assert len(read(path, said.append)) == count
-    assert [int(re.search(r" line (\d+)$", line)[1]) for line in said] == [told] * bool(told)
+    assert [int(re.search(r" line (\d+) has ", line)[1]) for line in said] == [told] * bool(told)
     if told:
         with pytest.raises(ResultsError, match=f" line {told} "):
             results.append(path)
@@ -85,15 +86,15 @@ def test_a_file_is_written_anew_with_todays_header_unless_lines_would_be_lost(tm
         assert path.read_text().startswith(results.HEADER)
 
 
-@pytest.mark.parametrize("cell", ["1.234,5", "95.88 \u00b1 0.63", "nan", "inf", "-5"])
+@pytest.mark.parametrize("cell", ["1.234,5", "95.88 \u00b1 0.63", "nan", "inf", "-5", "16.29 images/s"])
 def test_a_line_with_a_number_or_a_schema_that_does_not_fit_is_left_out(path, cell):
     said = []
     path.write_text(";".join(OLD) + "\n" + LINE.replace(",", ";") * 3)
     path.write_text(path.read_text().replace(";9;", f";{cell};", 1) + LINE.replace(",", ";").replace("2", "1", 1))
-    assert len(read(path, said.append)) == 2
+    assert [row["is_whole"] for row in read(path, said.append)] == [False, False]  # of the same run
     assert len(said) == 1
     assert "2 of 4 rows" in said[0]
-    assert said[0].endswith(" line 2")
+    assert f" line 2 has throughput {cell!r} " in said[0]
 
 
 def test_a_line_that_was_cut_stays_and_harms_no_other_one(path):
@@ -155,8 +156,34 @@ def test_a_full_disk_leaves_whole_rows(tmp_path, path, monkeypatch):
     assert path.read_text() == before
 
 
+def test_a_replaced_file_keeps_its_mode_and_owner(path):
+    results.append(path, ROW)
+    path.chmod(0o664)
+    if os.getuid() == 0:
+        os.chown(path, 1, 2)
+    old = path.stat()
+    results.append(path, ROW)
+    assert path.stat()[:1] + path.stat()[4:6] == old[:1] + old[4:6]  # mode, owner, group
+
+
+@pytest.mark.parametrize(("number", "is_copied"), [(errno.ENOSYS, False), (errno.ENOSYS, True), (errno.ENOLCK, False)])
+def test_without_flock_a_row_is_stored_or_the_fix_names_the_lock(path, monkeypatch, number, is_copied):
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(number, "no locks")))
+    monkeypatch.setattr(results, "LOCK_SECONDS", 0.1)
+    if is_copied:
+        Path(f"{path}.lock").touch()
+    is_stored = number == errno.ENOSYS and not is_copied
+    with nullcontext() if is_stored else pytest.raises(ResultsError, match=r" m\.csv\.lock "):
+        results.append(path, ROW)
+    assert path.exists() == is_stored
+
+
 def test_the_page_of_columns_and_the_citation_are_of_this_version():
-    assert Path("docs/columns.md").read_text() == columns.describe_columns()
+    page = Path("docs/columns.md").read_text()
+    assert page == columns.describe_columns()
+    found = {}
+    exec(page.partition("\n\n    ")[2].replace("\n    ", "\n"), found)  # the recipe
+    assert found["rates"].max() > 0
     assert f'version: "{METHOD_VERSION}"' in Path("CITATION.cff").read_text()
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from bench.records import tables
+from bench.records.likeness import describe_how
 from bench.records.tables import combine_rows as combine
 from tests import rows
 from tests.rows import ROW, processes_of, rate
@@ -14,13 +15,14 @@ def write(tmp_path):
 
 
 def summary(*paths):
-    return tables.latest(tables.combine(tables.load(paths, pytest.fail)))
+    return tables.latest(tables.combine(tables.load(paths)))
 
 
 MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
 LATER = {"timestamp": "2030-01-01T00:00:00+00:00"}
 CONTENDED = {"flags": "page_faults contended"} | LATER
 THREE = {"processes": 3}
+RUN = {"run_id": "x", "process": 1} | LATER
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,9 @@ THREE = {"processes": 3}
         ([rate(90) | THREE | LATER, rate(110) | THREE | {"method_version": 4}], {"value": 110}),
         ([rate(90) | THREE, rate(110) | THREE | LATER | {"commit": "x-dirty"}], {"value": 90}),
         ([rate(90), rate(110) | {"group": "x"} | THREE], {"value": 110}),
+        ([rate(90) | THREE | CONTENDED, rate(110) | CONTENDED], {"value": 90}),  # the one with more processes
+        ([rate(90) | {"method_version": 10}, rate(110) | LATER], {"value": 90}),
+        ([rate(90), rate(110) | RUN, rate(110) | RUN | {"process": 2, "throughput": "1,2"}], {"value": 90}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
         ([rate(10), rate(20) | {"scope": "sustained"}], {"value": 10}),
@@ -54,7 +59,8 @@ def test_every_setup_is_a_line_that_says_so(write):
     base = rate(1000) | {"num_threads": "64"}
     found = summary(write(base, rate(50) | {"num_threads": "1", "power_limit_watts": "450"}))
     lines = [(each["value"], each["setup"]) for each in found.to_dict("records")]
-    assert lines == [(1000, "64 threads"), (50, "power limit 450 W, 1 thread")]
+    assert lines == [(1000, "64 threads"), (50, "power limit 450 W")]
+    assert [describe_how(each) for each in found.to_dict("records")] == ["torch", "torch, 1 thread"]
     cards = summary(*(write({"power_limit_watts": watts}, machine=watts) for watts in ("400", "600")))
     assert cards["setup"].tolist() == ["power limit 400 W", "power limit 600 W"]
 
