@@ -181,8 +181,7 @@ def describe(changes):
 
 def describe_gain(comparison, base):
     """Describe how much faster a candidate is than another one."""
-    ratio, low, high = comparison.ratio
-    return f"{ratio:.2f}x {base} ({low:.2f} to {high:.2f}, {report.describe_pairs(comparison)})"
+    return f"{comparison.ratio.throughput:.2f}x {base} ({report.describe_pairs(comparison)})"
 
 
 def main():

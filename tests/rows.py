@@ -211,7 +211,7 @@ AFTER = [
 FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, differing=[])
 EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, differing=[])
 COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, differing=[])]
-COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3)]
+COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3), replace(FASTER, pairs=1)]
 COMPARISONS += [replace(FASTER, differing=["compile", "device"])]
 
 

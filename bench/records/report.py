@@ -149,15 +149,16 @@ def describe_comparison(comparison, choices, base_choices):
         settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
         why = f"they also differ in {settings}: set {settings} for both"
         return f"{name} and {base_name} are not compared, because {why}"
-    ratio, low, high = map(format_ratio, comparison.ratio)
+    ratio = format_ratio(comparison.ratio.throughput)
     is_enough = comparison.pairs >= ENOUGH_PAIRS
     verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
-    return f"{name} is {ratio}x {base_name} ({low} to {high}, {describe_pairs(comparison)}): {verdict}"
+    return f"{name} is {ratio}x {base_name} ({describe_pairs(comparison)}): {verdict}"
 
 
 def describe_pairs(comparison):
-    """Describe what a comparison is based on: "5 pairs"."""
-    return "1 pair" if comparison.pairs == 1 else f"{comparison.pairs} pairs"
+    """Describe what a comparison is based on: "1.15 to 1.19, 5 pairs"; one pair has no interval."""
+    _, low, high = map(format_ratio, comparison.ratio)
+    return "1 pair" if comparison.pairs == 1 else f"{low} to {high}, {comparison.pairs} pairs"
 
 
 def explain_flags(rows):

@@ -91,8 +91,7 @@ def parse(text, path):
                 raise results.ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             header = cells
         elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
-            why = f"{len(cells)} of {len(header)} cells, a lone quote or a letter that no cell has"
-            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), why
+            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), "other cells than its header"
         else:
             row = dict(zip(header, cells, strict=True))
             rows[number] = [row.get(name, "") for name in COLUMNS]

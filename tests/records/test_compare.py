@@ -98,12 +98,6 @@ def compare(folder, capsys):
     return "".join(capsys.readouterr())
 
 
-def test_several_chips_in_a_file_are_told(tmp_path, capsys):
-    write(tmp_path, [FIVE, FIVE | {"cpu_id": "family 26"}, FIVE | GPU], "a")
-    write(tmp_path, [FIVE, FIVE | GPU], "b")
-    assert compare(tmp_path, capsys).count("several chips, family 25; family 26:") == 1
-
-
 @pytest.mark.parametrize(("setup", "ratio"), [("2", " 0.5000 "), ("1", " 5.556 ")])
 def test_an_equal_setup_is_compared_first_then_the_newest(tmp_path, capsys, setup, ratio):
     write(tmp_path, [FIVE | rate(100) | {"num_threads": setup}, FIVE | rate(9) | {"num_threads": "64"}], "a")
@@ -121,10 +115,11 @@ def test_another_framework_is_compared_only_if_there_is_none_of_the_same(tmp_pat
     assert (title in out, out.count(" images/s")) == (True, 1)
 
 
-def test_jax_and_an_uncompiled_pytorch_have_no_work_in_common_and_the_fix_is_named(tmp_path, capsys):
-    write(tmp_path, [FIVE], "a")
+def test_several_chips_and_that_jax_has_no_work_in_common_with_an_uncompiled_pytorch_are_told(tmp_path, capsys):
+    write(tmp_path, [FIVE, FIVE | {"cpu_id": "family 26"}, FIVE | GPU], "a")
     write(tmp_path, [FIVE | {"framework": "jax", "compile": "1"}], "b")
-    assert "COMPILE=1" in compare(tmp_path, capsys)
+    out = compare(tmp_path, capsys)
+    assert ("COMPILE=1" in out, out.count("chips, family 25; family 26:"), out.count("chips")) == (True, 1, 1)
 
 
 @pytest.mark.parametrize(("columns", "count"), [("80", 3), ("100", 3), ("300", 1)])
