@@ -11,6 +11,8 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from bench import process
 from bench.host import environment
 from bench.records import peaks, results, tables
@@ -111,10 +113,10 @@ def check_file(path, tip, base):
 
 def main(command="check", environ=os.environ):
     """Check the rows of MACHINE or of all, and print how to `submit` them; returns the exit status."""
-    settings = read_settings("submit", environ)
-    if settings.results_dir.resolve() != results.PUBLISHED:
+    settings = read_settings("submit", environ) if command == "submit" else None
+    if settings and settings.results_dir.resolve() != results.PUBLISHED:
         raise SettingError(f"RESULTS_DIR={environ['RESULTS_DIR']!r} is not sent: unset it, copy its files to results/")
-    machine = settings.machine if command == "submit" else None
+    machine = settings and settings.machine
     tip, base = find_base(environ.get("BASE"))
     paths = [path for path in list_changes(base) if machine in (None, Path(path).stem)]
     print(f"checked: {', '.join(paths) or 'nothing'}")
