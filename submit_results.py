@@ -11,8 +11,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
-
 from bench import process
 from bench.host import environment
 from bench.records import peaks, results, tables
