@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from bench import child
 from bench.host import resources
 from bench.run import benchmark
-from bench.settings import LACKS, PARTS, ROOT, SCOPES, SettingError
+from bench.settings import FILES, LACKS, PARTS, ROOT, SCOPES, SettingError
 from bench.workloads import data
 from bench.workloads.workload import Workload, flops_of_phase
 
@@ -72,10 +72,11 @@ def image_workload(settings):
 def measure_image(measurer: child.Measurer, make_workload):
     """Measure the scopes that the settings ask for: device and end_to_end share one model."""
     settings, workload = measurer.settings, make_workload(measurer.settings)
-    settings = replace(settings, num_workers=choose_workers(settings, workload, measurer.group))
-    measurer = replace(measurer, settings=settings)
     has_files = settings.phase not in PARTS and "scope" not in LACKS[settings.framework]
     scopes = ["sustained"] if settings.sustain else settings.scope or (SCOPES if has_files else ["device"])
+    if not set(FILES).isdisjoint(scopes):
+        workers = choose_workers(settings, workload, measurer.group)
+        measurer = replace(measurer, settings=replace(settings, num_workers=workers))
     for together in (["sustained", "device", "end_to_end"], ["input"]):
         if part := [each for each in together if each in scopes]:
             measurer.measure_scopes(workload, part)
@@ -89,7 +90,9 @@ def choose_workers(settings, workload, group, shared_memory="/dev/shm"):
         if sys.platform == "linux":  # only there it is limited; each worker shares its batches with this process
             free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
             workers = min(workers, group.ranks.share(free) // ((data.PREFETCH + 1) * workload.batch_bytes))
-        workers = max(1, workers)
+            if not workers:  # this process reads the files itself
+                fix = "`docker run --shm-size=2g`"
+                child.log.warning("%.0f MiB of shared memory hold no worker's batches: %s", free / 2**20, fix)
     return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
 
 

@@ -61,6 +61,8 @@ def main(command, make_workload, measure):
         framework = frameworks.load(settings.framework)
         device = framework.find_device(settings)
         warn_of_device(settings, device)
+        if device.type == "cpu":
+            meters.keep_freed_memory()
         if os.environ.get(process.TASK) == process.FIND_DEVICE:
             write(asdict(device))
             return 0

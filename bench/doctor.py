@@ -23,7 +23,9 @@ from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 def examine(frameworks=tuple(FRAMEWORKS)):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
     memory, disk = (count / environment.GIB for count in (environment.installed_bytes(), shutil.disk_usage(ROOT).free))
-    show("machine", "ok", f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free")
+    words = f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"
+    faults = environment.explain_slow_cpu()
+    show("machine", "--" if faults else "ok", "; ".join([words, *faults]))
     commit = environment.find_commit()
     show("commit", "ok" if commit else "no", commit or environment.GIT_FAILS)
     return 0 if sum(map(try_framework, frameworks)) else 1
@@ -55,7 +57,8 @@ def try_framework(name):
         return done.returncode == 0
     problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
     if done.returncode < 0:
-        problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)})"
+        cause = f": {process.WRONG_CHIP}" if done.returncode == -signal.SIGILL else ""
+        problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)}){cause}"
     show(name, "no", f"{problem}: `make clean && make install FRAMEWORK={name}`")
     return False
 
@@ -77,7 +80,7 @@ def report_framework(name):
     except Exception as error:
         show(name, "no", str(error) if isinstance(error, SettingError) else explain_import(error))
         return 1
-    place = f"{device.device_name or 'the CPU'} ({device.type})"
+    place = f"{device.device_name or ('the CPU' if device.type == 'cpu' else 'the GPU')} ({device.type})"
     works = f"{device.framework_version}, Python {platform.python_version()}, on {place}, matmul correct"
     wants_gpu = device.type == "cpu" and settings.use_gpu is not False
     missing = environment.explain_missing_gpu(name) if wants_gpu else ""

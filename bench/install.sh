@@ -14,7 +14,10 @@ has() { command -v "$1" >/dev/null 2>&1; }
 works() { [ -x "$venv/bin/python" ] && "$venv/bin/python" -c "" 2>/dev/null; }
 say() { echo "$*" >&2; }
 stop() { say "$*"; exit 2; }
-fold() { printf %s "$*" | tr -s ' \n' ' '; } # several lines of uv into one
+fold() { # several lines of uv into one, with the fix for a home that cannot be written
+    printf %s "$*" | tr -s ' \n' ' '
+    case $* in *"initialize cache"*) printf ": set UV_CACHE_DIR to a folder that you may write to" ;; esac
+}
 
 yours="as one of another user (or of sudo): use a \`git clone\` of your own"
 [ -w . ] || stop "$PWD cannot be written to, $yours"
@@ -55,6 +58,9 @@ choose_gpu() {
     if [ "$card" ]; then gpu=$(choose_cuda)
     elif rocm_agent_enumerator 2>/dev/null | grep -q 'gfx[1-9]'; then gpu=hip
     elif cat /dev/null $displays | grep -q 0x8086; then gpu=xpu
+    elif ! has nvidia-smi && cat /dev/null $displays | grep -q 0x10de; then
+        say "an NVIDIA card, but no nvidia-smi: install the driver (in a container NVIDIA_DRIVER_CAPABILITIES=all)," \
+            "or set CUDA_BUILD=13"
     elif has nvidia-smi; then say "no NVIDIA card can be used: \`nvidia-smi\` says why"
     fi
 }
@@ -104,7 +110,7 @@ into="--python $venv/bin/python${overrides:+ --override $overrides}"
 try() {
     why=$(uv pip install --quiet --dry-run $into "$@" 2>&1) && uv pip install $quiet $into "$@" >&2 && return
     [ -z "$why" ] || say "$(fold "$why")"
-    case $why in *"no version of"* | *"no wheels with"*) exit 2 ;; esac # in any other index either
+    case $why in *"no version of"* | *"no wheels with"* | *"initialize cache"*) exit 2 ;; esac # in any other index either
     return 2
 }
 

@@ -22,7 +22,7 @@ from tqdm.contrib.logging import tqdm_logging_redirect
 
 from bench import child, process
 from bench.frameworks import Device
-from bench.host import environment, ranks
+from bench.host import environment, meters, ranks, resources
 from bench.packages import python_of
 from bench.records import report, results
 from bench.records.columns import describe_work, format_number
@@ -33,6 +33,7 @@ from bench.settings import COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, 
 log = logging.getLogger("bench")
 
 PROCESSES, COMPARED_PROCESSES = 3, 5  # of each run, and in a list that is compared
+SAMPLE_SECONDS = 0.3  # of other programs, before anything is measured
 SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # of windows, before another process works
 REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
@@ -113,6 +114,7 @@ def read_machine(runs):
     """Return what describes this computer; keep it awake, and refuse what is in the way of these runs of a command."""
     if ranks.read_ranks().are_many:
         raise SettingError("RANK and WORLD_SIZE are torchrun's, but make starts it: see docs/scaling.md, unset them")
+    resources.check_threads()
     settings = runs[0].settings  # MACHINE and RESULTS_DIR cannot be lists
     host = environment.read_host(settings.machine)
     card = environment.find_card()
@@ -122,6 +124,11 @@ def read_machine(runs):
         results.append(results.path_of(settings.results_dir, {"machine": machine}))  # finds out if this is possible
     if sys.platform == "darwin":
         subprocess.Popen(["caffeinate", "-i", "-w", str(os.getpid())], start_new_session=True)
+    watch = meters.Watch(meters.Instruments())
+    watch.start()
+    time.sleep(SAMPLE_SECONDS)
+    if "contended" in watch.stop()[0] and watch.cores > 0.5:
+        log.warning("other programs use %.1f cores: results will be marked", watch.cores)
     return host
 
 
@@ -294,7 +301,7 @@ def has_result(rows):
 
 def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
-    environ = environment.glibc_keep_memory(run.settings.use_gpu) | run.environ | {process.TASK: task}
+    environ = run.environ | {process.TASK: task}
     command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
     if run.settings.has_ranks and task == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it

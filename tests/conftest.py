@@ -7,6 +7,7 @@ USE_GPU=0 these tests leave the GPU of the machine alone, which is as if it had 
 
 import gc
 import logging
+import math
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from bench import run
 from bench.host import environment, meters
 from bench.host.environment import SETUP_VARIABLES
 from bench.settings import FRAMEWORKS, MAKE_VARIABLES, SETTING_NAMES, read_settings
@@ -56,6 +58,9 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
+    monkeypatch.setattr(environment, "CPUS", tmp_path)
+    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
+    monkeypatch.setattr(run, "SAMPLE_SECONDS", 0)
     monkeypatch.setattr(environment, "read_mac", lambda: {"cpu_name": "Apple M1"})  # takes seconds
     for package in ("pynvml", "zeus_apple_silicon"):
         monkeypatch.setitem(sys.modules, package, None)

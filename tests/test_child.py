@@ -81,11 +81,12 @@ def test_a_measurement_becomes_a_line(child):
     assert (line["optimizer"], line.get("num_workers")) == (None, None)  # inference on resident batches has neither
 
 
-def test_scopes_have_a_line_each(child):
-    status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="3")
+@pytest.mark.parametrize("workers", [3, 0])
+def test_scopes_have_a_line_each(child, workers):
+    status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS=str(workers))
     assert (status, [line["scope"] for line in lines]) == (0, ["device", "end_to_end", "input"])
     assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
-    assert [line.get("num_workers") for line in lines] == [None, 3, 3]
+    assert [line.get("num_workers") for line in lines] == [None, workers, workers]
     assert ["tflops" in line for line in lines] == [True, True, False]
     assert [line["output_error"] is None for line in lines] == [False, False, True]
 
@@ -118,6 +119,24 @@ def test_a_scope_is_compared_although_a_later_one_fails(child, monkeypatch, erro
     status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS="1")
     assert (status, [line["status"] for line in lines], lines[0]["note"]) == (code, statuses, note)
     assert (lines[0]["output_error"] is None) == bool(note)
+
+
+@pytest.mark.parametrize(
+    ("device", "environ", "asked"),
+    [
+        ("cpu", {}, {-4: 0, -1: -1}),
+        ("cpu", {"MALLOC_TRIM_THRESHOLD_": "7"}, {-4: 0}),
+        ("cpu", {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}, {-1: -1}),
+        ("cuda", {}, {}),
+    ],
+)
+def test_glibc_keeps_memory_in_a_process_on_a_cpu_unless_the_user_sets_it(child, monkeypatch, device, environ, asked):
+    given, found = {}, replace(on_numpy.find_device(None), type=device)
+    monkeypatch.setattr(on_numpy, "find_device", lambda settings: found)
+    glibc = SimpleNamespace(mallopt=given.__setitem__, malloc_trim=lambda size: None)
+    monkeypatch.setattr(meters.ctypes, "CDLL", lambda name: glibc)
+    child(**environ)
+    assert given == asked
 
 
 def test_the_bytes_of_a_step_become_a_bandwidth(child):

@@ -60,6 +60,13 @@ MACHINES = {
     "no Python": ({"python": "none", "cause": "No interpreter found"}, 2, None, "cause: PYTHON= python3.12"),
     "an x86-64 Python on a Mac": ({"is_x86_on_mac": 1, "refuses": "pip"}, 2, None, "arm64 make clean"),
     "no wheels": ({"refuses": "--dry-run", "cause": "torch has no wheels with a matching tag"}, 2, None, "wheels"),
+    "a home that is read-only": (
+        {"refuses": "venv", "cause": "Failed to initialize cache at /x"},
+        2,
+        None,
+        "UV_CACHE_DIR",
+    ),
+    "a container without nvidia-smi": ({"displays": [("0000:01:00.0", "0x10de")], "built_for": "cuda"}, 0, CPU, "cpu"),
     "a driver that fails": ({"nvidia-smi": BROKEN_SMI}, 0, CPU, "cpu"),
     "an H200 with driver 580": ({"cards": H200}, 0, PYPI, H200[:10]),
     "a card that is not wanted": ({"cards": H200, "built_for": "none", "USE_GPU": "0"}, 0, CPU, "cpu"),

@@ -53,13 +53,19 @@ class TwoRanks(ranks.Group):
         return [value, self.other]
 
 
-@pytest.mark.parametrize(("free", "fitting"), [(2**26, 1), (2**31, 2), (2**40, 8)])
-def test_workers_share_their_batches(monkeypatch, tmp_path, free, fitting):
+@pytest.mark.parametrize(("free", "fitting"), [(2**26, 0), (2**31, 2), (2**40, 8)])
+def test_workers_share_their_batches(monkeypatch, tmp_path, caplog, free, fitting):
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(image_benchmark.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     monkeypatch.setattr(image_benchmark.resources, "usable_cores", lambda: 8)
     workload = SimpleNamespace(batch_bytes=2**28)
     assert choose_workers(read_runs("image", {})[0].settings, workload, ranks.Group(), tmp_path) == fitting
+    assert ("64 MiB" in caplog.text and "--shm-size" in caplog.text) == (fitting == 0)
+
+
+def test_a_launcher_that_does_not_tell_the_local_rank_starts_one_on_each_node():
+    environ = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0"}
+    assert ranks.read_ranks(environ) == ranks.Ranks(1, 2, 0, 1, nodes=2, are_many=True)
 
 
 def test_ranks_must_have_the_same_weights_after_training():

@@ -20,19 +20,22 @@ log = logging.getLogger("bench")
 GIB = 2**30
 PCI_DEVICES, POWER_SUPPLIES = Path("/sys/bus/pci/devices"), Path("/sys/class/power_supply")
 NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
-SHARED_PERCENT = 20  # a card that is busier before the run is shared; a desktop at idle clocks needs more than 5
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
-# glibc then keeps freed memory, and maps no block separately. Before 2.35 it ignores an MMAP_THRESHOLD above 32 MiB.
-GLIBC_KEEPS = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "1000000000000"}
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
 # Left out is what names a place, a version or a device, what is only printed, what has a column, and torchrun's own.
+# Other programs use the prefixes KMP_ (Colab's "kernel manager proxy") and CUDA_, too.
 SETUP_VARIABLES = re.compile(
-    r"(?!\w*(_HOME|_PATH|_DIR|_FILE|_ROOT|_VERSION|_LEVEL|_DEBUG|VISIBLE_DEVICES|DEVICE_ORDER|NUM_THREADS|_HANDLING)$)"
+    r"(?!\w*(_HOME|_PATH|_DIR|_DIRECTORY|_FILE|_ROOT|_INCLUDE|_LIB|_VERSION|_LIST|_NUMBER|LOG_LEVEL|_DEBUG|_HANDLING|"
+    r"VISIBLE_DEVICES|NUM_THREADS|_PORT|_HOST|_ADDR|_ADDRESS|_URL|_ARGS|_ID|TF_CONFIG)$)"
     r"(LD_PRELOAD|DYLD_INSERT_LIBRARIES|GLIBC_TUNABLES|NVIDIA_TF32_OVERRIDE|PYTHONMALLOC|PYTHONDEVMODE|"
-    r"(OMP|GOMP|KMP|MKL|ONEDNN|DNNL|OPENBLAS|BLIS|VECLIB|MALLOC|TCMALLOC|CUDA|CUBLAS|CUBLASLT|CUDNN|NCCL|GLOO|HIP|HSA|"
-    r"MIOPEN|METAL|MTL|ATEN|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|TF|XLA|JAX|MLX)_\w+)"
+    r"KMP_(AFFINITY|BLOCKTIME|LIBRARY|HW_SUBSET|TPAUSE|SCHEDULE|DYNAMIC|FORCE|HOT_TEAMS|STACKSIZE|TASKING)\w*|"
+    r"CUDA_(LAUNCH|DEVICE_MAX|MODULE|MPS|AUTO_BOOST|FORCE|DISABLE|MANAGED|SCALE|GRAPHS|BINARY)\w+|"
+    r"(OMP|GOMP|MKL|ONEDNN|DNNL|OPENBLAS|BLIS|VECLIB|MALLOC|TCMALLOC|CUBLAS|CUBLASLT|CUDNN|NCCL|GLOO|HIP|HSA|MIOPEN|"
+    r"METAL|MTL|ATEN|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|TF|XLA|JAX|MLX)_\w+)"
 )
-CHIP = r"^(vendor_id|cpu family|model|stepping|CPU implementer|CPU part)\s*: (.*\w)"  # in /proc/cpuinfo
+ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # of a network
+CHIP = r"^(vendor_id|cpu family|model|stepping|CPU (?:implementer|variant|part|revision))\s*: (.*\w)"  # of cpuinfo
+CPUS, PROFILE = Path("/sys/devices/system/cpu"), Path("/sys/firmware/acpi/platform_profile")
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,14 @@ class NvidiaGpu:
     driver: str = ""  # version
     memory: int | None = None  # MiB; None if it uses the system's
     power_limit: int | None = None  # watts
-    busy: int | None = None  # percent of the last moments, by any program
 
 
 @functools.cache
 def list_cards():
     """Return the NvidiaGpus of this machine in the order of their slots; an empty list without NVIDIA's driver."""
-    query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit,utilization.gpu"
+    query = "--query-gpu=name,index,uuid,driver_version,memory.total,power.limit"
     lines = output_of("nvidia-smi", query, "--format=csv,noheader") or ""
-    cells = r"^(.+), (\d+), (GPU-\S+), (\S+), (\d*).*, (\d*).*, (\d*)"  # "81559 MiB", "700.00 W", "3 %" or "[N/A]"
+    cells = r"^(.+), (\d+), (GPU-\S+), (\S+), (\d*).*, (\d*)"  # "81559 MiB", "700.00 W" or "[N/A]"
     found = re.findall(cells, lines, re.MULTILINE)
     return [NvidiaGpu(*each[:4], *(int(text) if text else None for text in each[4:])) for each in found]
 
@@ -71,14 +73,15 @@ def find_card():
 def name_machine(host, gpu_name):
     """Return a slug of the GPU or of the chip in a host's columns: nvidia-h200, apple-m1-max-32-gpu-cores.
 
-    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it.
+    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it. So do
+    the implementer and part of an ARM chip that lscpu does not know.
     """
     name = gpu_name or host["cpu_name"] or ""
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", name, flags=re.IGNORECASE)
     if gpu_name:
         return slug(chip)
-    if not re.search(r"\d", chip):
-        chip = " ".join([chip, *re.findall(r"(?:family|model) (\d+)", host["cpu_id"] or "")])
+    if not re.search(r"\d", chip.replace("aarch64", "")):
+        chip = " ".join([chip, *re.findall(r"(?:family|model|implementer|part) (\w+)", host["cpu_id"] or "")])
     cores = f"{host['gpu_cores']} gpu" if host["gpu_cores"] else host["cpu_count"]
     return slug(f"{chip.strip() or 'cpu'} {cores} cores")
 
@@ -103,18 +106,29 @@ def explain_missing_gpu(framework):
     return f"{framework} does not find this machine's GPU: {fix}"
 
 
-def glibc_keep_memory(use_gpu):
-    """Return the variables by which glibc keeps freed memory, for processes that do not use a card.
+def find_low_power_mode():
+    """Return 1 if Linux keeps the clock of a CPU below what it can do, 0 if not; None if it does not control clocks."""
+    paths = [*CPUS.glob("cpufreq/policy*/scaling_max_freq")]
+    highest = (read_text(path.with_name("cpuinfo_max_freq")) for path in paths)
+    is_capped = any(int(read_text(path) or most) < int(most) for path, most in zip(paths, highest, strict=True) if most)
+    switches = {CPUS / "intel_pstate/no_turbo": "1", CPUS / "cpufreq/boost": "0", PROFILE: "low-power"}
+    is_capped |= any(read_text(path).strip() == slow for path, slow in switches.items())
+    return int(is_capped) if paths else None
 
-    Without them, equal work takes thousands of page faults a step in one process, and half of them in the next.
-    """
-    return {} if use_gpu is not False and find_card() else GLIBC_KEEPS
+
+def explain_slow_cpu():
+    """Return clauses that say why this CPU is slower than its name promises."""
+    cpu = read_text("/proc/cpuinfo")
+    has_avx2 = "flags\t" not in cpu or "avx2" in cpu  # ARM's are called features
+    slow = ["this CPU, or its virtual machine, has no AVX2: several times slower"] * (not has_avx2)
+    fix = "raise scaling_max_freq, allow turbo, or leave the power saver"
+    return slow + [f"the CPU's clock is capped: {fix}"] * bool(find_low_power_mode())
 
 
 def find_allocator(environ=os.environ):
     """Return the SETUP_VARIABLES of an environment as a row stores them, paths by their last part; None without any."""
     names = sorted(filter(SETUP_VARIABLES.fullmatch, environ))
-    texts = (f"{name}={environ[name]}" for name in names if environ[name])
+    texts = (f"{name}={environ[name]}" for name in names if environ[name] and not ADDRESS.search(environ[name]))
     return re.sub(r"[^\s:=,]*/", "", " ".join(texts)) or None
 
 
@@ -172,7 +186,12 @@ def read_linux():
         "cpu_id": " ".join(f"{name.split()[-1]} {text}" for name, text in parts).removeprefix("vendor_id ") or None,
         "os": (f"{release[1]}, " if release else "") + f"{platform.system()} {platform.release()}",
         "power_source": ("battery" if "Discharging" in batteries else "ac") if batteries else None,
+        "low_power_mode": find_low_power_mode(),
     }
+
+
+def read_mac_chip():
+    return (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None
 
 
 def read_mac():
@@ -184,7 +203,7 @@ def read_mac():
     mode = re.search(r"\b(?:low)?powermode\s+([0-2])", output_of("pmset", "-g") or "")
     return {
         "gpu_cores": int(cores[1]) if cores else None,
-        "cpu_name": (output_of("sysctl", "-n", "machdep.cpu.brand_string") or "").strip() or None,
+        "cpu_name": read_mac_chip(),
         # A Python that was built with an older SDK is told that macOS 26 is 16.
         "os": f"macOS {(output_of('sw_vers', '-productVersion') or platform.mac_ver()[0]).strip()}",
         "power_source": source[1].lower() if source else None,
@@ -193,10 +212,7 @@ def read_mac():
 
 
 def read_host(machine=None):
-    """Return the columns that describe this computer, and whether another program uses its card (`card_is_shared`).
-
-    Without the user's name for it, rows are named after the device that ran.
-    """
+    """Return the columns that describe this computer. Without the user's name, rows are named after their device."""
     card = find_card() or NvidiaGpu("")
     commit = find_commit()
     if not commit:
@@ -207,7 +223,6 @@ def read_host(machine=None):
         "cpu_count": os.cpu_count() or 1,
         "driver": card.driver or None,
         "power_limit_watts": card.power_limit,
-        "card_is_shared": (card.busy or 0) > SHARED_PERCENT,
         "memory_gb": round(installed_bytes() / GIB, 1),
         "allocator": find_allocator(),
         "commit": commit,

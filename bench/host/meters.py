@@ -7,6 +7,7 @@ joules(), which grow from an unknown start. A sensor that cannot be read raises 
 import ctypes
 import logging
 import math
+import os
 import re
 import resource
 import sys
@@ -20,16 +21,19 @@ from typing import Any
 import psutil
 
 from bench import process
-from bench.host.environment import find_card, output_of, read_text
-from bench.host.resources import USABLE_CPUS, usable_cores
+from bench.host.environment import find_card, output_of, read_mac_chip, read_text
+from bench.host.resources import USABLE_CPUS, read_quota, usable_cores
 
 log = logging.getLogger("bench")
 
 CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs may take
+SHARED_PERCENT = 20  # a card that is busier before the run is shared; a desktop at idle clocks needs more than 5
+# Numbers for mallopt(): glibc then maps no block separately. Before 2.35 it ignores an MMAP_THRESHOLD above 32 MiB.
+GLIBC_KEEPS = {"mmap_max": (-4, 0), "trim_threshold": (-1, -1)}
 LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
-# nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksEventReasons(), in nvml.h
+# nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksThrottleReasons(), in nvml.h
 SLOWED_BY = {"hw_slowdown": 0x8, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake": 0x80}
 REASONS = {"sw_power_cap": 0x4} | SLOWED_BY  # the power limit is normal under full load
 
@@ -50,6 +54,16 @@ def reset_process_peak():
         Path("/proc/self/clear_refs").write_text("5")  # proc_pid_clear_refs(5)
 
 
+def keep_freed_memory(environ=os.environ):
+    """Let glibc keep what is freed, here and in workers, unless the user has set this: steps need no new pages then."""
+    for name, (parameter, value) in GLIBC_KEEPS.items():
+        variable = f"MALLOC_{name.upper()}_"
+        if variable not in environ and name not in environ.get("GLIBC_TUNABLES", ""):
+            with suppress(AttributeError, OSError, TypeError):  # another library
+                ctypes.CDLL(None).mallopt(parameter, value)
+                environ[variable] = str(value)  # a forked worker inherits the former, a spawned one reads this
+
+
 def count_swapped():
     """Return the bytes written to swap since the system started; on a Mac, the pages."""
     if sys.platform != "darwin":
@@ -64,10 +78,13 @@ def others_cpu_seconds():
     Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
     its quota is less than its CPUs, because other containers may use the rest of each.
     """
-    if usable_cores() < len(USABLE_CPUS):
+    if read_quota() < len(USABLE_CPUS):
         return math.nan
     times = psutil.cpu_times(percpu=True)
-    seconds = sum(sum(t) - t.idle - getattr(t, "iowait", 0.0) for t in (times[cpu] for cpu in USABLE_CPUS))
+    online = re.findall(r"^cpu(\d+)", read_text("/proc/stat"), re.MULTILINE) or range(len(times))  # may have gaps
+    used = (t for cpu, t in zip(online, times, strict=False) if int(cpu) in USABLE_CPUS)
+    # From the ninth on, Linux's times are those of guests, which are also in the user's.
+    seconds = sum(sum(t[:8]) - t.idle - getattr(t, "iowait", 0.0) for t in used)
     # The parent of this process is also that of the other ranks of this machine, and of those that it is compared with.
     root = psutil.Process().parent()
     for ours in [root, *root.children(recursive=True)]:
@@ -91,6 +108,7 @@ class Instruments:
 
     counter: Any = None  # NvidiaCard or AppleChip
     read: Callable[[], dict] = dict  # () -> columns about heat; if one fails, all are lost
+    is_shared: bool = False  # whether other programs used the device before this process did
 
     @property
     def least_seconds(self):
@@ -128,10 +146,10 @@ class Watch:
         readings = read_or({}, self.instruments.read) if reads_sensors else {}
         pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
-        others = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)
+        self.cores = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)  # of others
         noticed = {
             "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
-            "contended": others > CONTENDED_SHARE * usable_cores(),
+            "contended": self.cores > CONTENDED_SHARE * usable_cores() or self.instruments.is_shared,
             "swapping": read_or(math.nan, count_swapped) > self.swapped,
         }
         if len(self.changes) == 2:
@@ -164,7 +182,7 @@ class NvidiaCard:
     def read(self):
         """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
         nvml, card = self.nvml, self.card
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(card)
+        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)  # drivers before 535 lack the newer name
         return {
             "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
             "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
@@ -176,13 +194,13 @@ class NvidiaCard:
 class AppleChip:
     """Reads the energy of the whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
 
-    def __init__(self, chip_name):
+    def __init__(self):
         from zeus_apple_silicon import AppleEnergyMonitor
 
         self.count = AppleEnergyMonitor().get_cumulative_energy
         counted = self.count()
         # Of an Ultra's two dies, the package reads the CPU counters of only one, up to version 1.1.
-        names = [part for part in APPLE_PARTS if part != "cpu" or "Ultra" not in (chip_name or "")]
+        names = [part for part in APPLE_PARTS if part != "cpu" or "Ultra" not in (read_mac_chip() or "")]
         parts = [part for part in names if getattr(counted, APPLE_PARTS[part]) is not None]
         self.power_scope = "+".join(parts)
         # macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
@@ -202,17 +220,19 @@ def read_thermal_pressure():
 
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...); log why energy cannot be measured."""
-    counter = None
+    counter, is_shared = None, False
     read = read_thermal_pressure if sys.platform == "darwin" else dict
     try:
         if device == "cuda":
-            counter = NvidiaCard(device_name)
+            counter = card = NvidiaCard(device_name)
             read = counter.read  # also of a card without an energy counter
+            busy = read_or(0, lambda: card.nvml.nvmlDeviceGetUtilizationRates(card.card).gpu)  # in up to a second
+            is_shared = busy > SHARED_PERCENT
         elif sys.platform == "darwin":
-            counter = AppleChip(device_name)
+            counter = AppleChip()
         if counter:
             counter.joules()
     except Exception as error:  # drivers and kernels fail in many ways
         log.info("power and energy are not measured: %s", process.explain(error) or type(error).__name__)
         counter = None
-    return Instruments(counter, read)
+    return Instruments(counter, read, is_shared)

@@ -31,8 +31,8 @@ def read_ranks(environ=os.environ):
     """Read the Ranks from the variables that torchrun sets."""
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environ):  # another program may set one of them
         return Ranks()
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    rank, size, local_rank, local_size = (int(environ.get(name) or 1) for name in names)
+    defaults = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    rank, size, local_rank, local_size = (int(environ.get(name) or default) for name, default in defaults.items())
     return Ranks(rank, size, local_rank, local_size, -(-size // local_size), are_many=True)
 
 

@@ -7,30 +7,61 @@ import math
 import os
 import re
 import sys
+import threading
+from pathlib import Path
 
 import psutil
 
 from bench.host.environment import find_card, output_of, read_text
 from bench.host.ranks import read_ranks
+from bench.settings import SettingError
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
-CGROUP = "/sys/fs/cgroup"  # version 2, in a container its own: https://docs.kernel.org/admin-guide/cgroup-v2.html
+CGROUP = Path("/sys/fs/cgroup")  # version 2, or version 1 in a folder for each controller, as in RHEL 8
+LEAST_THREADS = 20  # of one process, besides two for each core
 # The numbers of the CPUs that this process may run on; a cluster may bind it to some.
 USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it
 
 
+def read_limits(controller, *names):
+    """Yield (folder, the two numbers in files with these names) of each of this process's cgroups that has a limit."""
+    own = re.search(rf"^\d+:([^:]*\b{controller}\b[^:]*)?:/(.*)", read_text("/proc/self/cgroup"), re.MULTILINE)
+    root = CGROUP / controller if (CGROUP / controller).exists() else CGROUP
+    path = root / (own[2] if own else "")  # a container's own is the outermost, whatever its name outside
+    for folder in (path, *path.parents):
+        text = " ".join(read_text(folder / name).strip() for name in names)
+        if found := re.match(r" *(\d+) (\d+)", text):  # without a limit, it begins with "max" or "-1"
+            yield folder, int(found[1]), int(found[2])
+
+
+def read_quota():
+    """Return how many cores the CPU quotas of this process allow, such as 1.5; infinite without any."""
+    limits = read_limits("cpu", "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
+    return min((quota / period for _, quota, period in limits), default=math.inf)
+
+
 def usable_cores():
     """Return the number of cores that this process may use, which a cluster or a container may limit."""
-    quota, _, period = read_text(f"{CGROUP}/cpu.max").partition(" ")  # "max 100000", or no such file
-    limit = int(quota) // int(period) if quota.isdecimal() else math.inf
-    return max(1, min(len(USABLE_CPUS), limit))
+    return max(1, int(min(len(USABLE_CPUS), read_quota())))
+
+
+def check_threads():
+    """Raise SettingError unless a process could start its threads: libraries hang or abort without them."""
+    needed, end = LEAST_THREADS + 2 * usable_cores(), threading.Event()
+    try:
+        for _ in range(needed):
+            threading.Thread(target=end.wait, daemon=True).start()
+    except RuntimeError:
+        words = f"only {threading.active_count() - 1} of {needed} threads can be started"
+        raise SettingError(f"{words}: raise `ulimit -u` or, of a container, pids.max") from None
+    finally:
+        end.set()
 
 
 def available_bytes():
     """Return the memory in bytes that this rank can use without swapping: its share of the system's or container's.
 
-    A limit that cgroup v1 sets is not known. Unused file pages count as free, because the kernel drops them before it
-    kills a process.
+    Unused file pages count as free, because the kernel drops them before it kills a process.
     """
     if sys.platform == "darwin":  # psutil 7.2.2 cannot read it on macOS 27
         counts = r"(?:page size of |^Pages (?:free|inactive|speculative): +)(\d+)"
@@ -38,10 +69,10 @@ def available_bytes():
         free = page * sum(pages)
     else:
         free = psutil.virtual_memory().available
-    limit, use, statistics = (read_text(f"{CGROUP}/memory.{name}").strip() for name in ("max", "current", "stat"))
-    if limit.isdecimal():  # else "max", or no such file
-        unused = re.search(r"^inactive_file (\d+)$", statistics, re.MULTILINE)
-        free = min(free, int(limit) - int(use) + int(unused[1] if unused else 0))
+    names = (f"memory.{name}" for name in ("max", "current", "limit_in_bytes", "usage_in_bytes"))
+    for folder, limit, use in read_limits("memory", *names):
+        unused = re.findall(r"inactive_file (\d+)$", read_text(folder / "memory.stat"), re.MULTILINE)
+        free = min(free, limit - use + sum(map(int, unused[-1:])))  # the last one of version 1 is the total
     return read_ranks().share(free)
 
 

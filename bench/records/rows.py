@@ -76,6 +76,4 @@ def complete_row(host, line, **run_cells):
         if isinstance(text, str):  # a compiler's colours control a terminal, and a cell has no line breaks
             words = " ".join(text[:MOST_LETTERS].split())
             row[name] = "".join(letter if letter.isprintable() else "\ufffd" for letter in words)
-    if host["card_is_shared"] and row["device"] == "cuda":
-        row["flags"] = f"{row['flags']} contended".strip()
     return row

@@ -32,33 +32,37 @@ def answers(monkeypatch, **outputs):
     monkeypatch.setattr(environment, "output_of", lambda *command: outputs.get(command[0].replace("-", "_")))
 
 
-@pytest.mark.parametrize(
-    ("limit", "busy", "cells"),
-    [("450.00 W", "30 %", (450, "contended")), ("[N/A]", "[N/A]", (None, "")), ("[Not Supported]", "5 %", (None, ""))],
-)
-def test_a_row_has_the_driver_the_limit_and_the_load_of_the_card_that_runs(monkeypatch, limit, busy, cells):
-    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB, 30.00 W, 50 %\n"
-    answers(monkeypatch, nvidia_smi=f"{others}NVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A], {limit}, {busy}\n")
+@pytest.mark.parametrize(("limit", "watts"), [("450.00 W", 450), ("[N/A]", None), ("[Not Supported]", None)])
+def test_a_row_has_the_driver_and_the_limit_of_the_card_that_runs(monkeypatch, limit, watts):
+    others = "NVIDIA GeForce GT 1030, 0, GPU-1111, 580.159.04, 2048 MiB, 30.00 W\n"
+    answers(monkeypatch, nvidia_smi=f"{others}NVIDIA GB10, 1, GPU-2222, 580.159.04, [N/A], {limit}\n")
     monkeypatch.setattr(environment, "list_cards", list_cards.__wrapped__)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert environment.find_card().memory is None
     host = environment.read_host("m")
-    for device, expected in (("cuda", cells), ("cpu", (None, ""))):
+    for device, expected in (("cuda", watts), ("cpu", None)):
         row = complete_row(host, {"device": device, "device_name": "NVIDIA GB10", "precision": "float32"})
-        assert (row["power_limit_watts"], row["flags"], row["driver"]) == (*expected, "580.159.04")
+        assert (row["power_limit_watts"], row["driver"]) == (expected, "580.159.04")
 
 
 AMD = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
-ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\nCPU revision\t: 1\n"
-SPARK = ARM.format("0xd87") + ARM.format("0xd85")
+ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\nCPU revision\t: {}\n"
+PI = ARM.format("0xd0b", 1) + "\nRevision\t: d04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n"
+SPARK = ARM.format("0xd87", 1) + ARM.format("0xd85", 1)
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "lscpu", "machine", "part_of_id"),
     [
         (AMD, None, "amd-epyc", "AuthenticAMD family 25 model 17 stepping 1"),
-        (SPARK, "Model name: Cortex-X925\n  Model name: Cortex-A725\n", "cortex-x925-cortex-a725", "0xd87 part 0xd85"),
-        (ARM.format("0x000"), "Model name: -\nModel: 0\n", "aarch64", "part 0x000"),  # Docker on an M3
+        (
+            SPARK,
+            "Model name: Cortex-X925\n  Model name: Cortex-A725\n",
+            "cortex-x925-cortex-a725",
+            "part 0xd87 revision 1 part 0xd85",
+        ),
+        (PI, "Model name: Cortex-A76\n", "cortex-a76", "implementer 0x41 variant 0x1 part 0xd0b revision 1"),
+        (ARM.format("0x000", 0), "Model name: -\nModel: 0\n", "aarch64-0x41-0x000", "revision 0"),  # Docker on an M3
     ],
 )
 def test_a_linux_computer_tells_its_chip_and_its_power(monkeypatch, tmp_path, cpuinfo, lscpu, machine, part_of_id):
@@ -68,7 +72,7 @@ def test_a_linux_computer_tells_its_chip_and_its_power(monkeypatch, tmp_path, cp
     read_text = lambda path: f"{cpuinfo}\n" * 2 if path == "/proc/cpuinfo" else "Discharging\n"  # noqa: E731
     monkeypatch.setattr(environment, "read_text", read_text)
     host = environment.read_linux() | {"cpu_count": 4, "gpu_cores": None}
-    assert environment.name_machine(host | {"cpu_id": ""}, None) == f"{machine}-4-cores"
+    assert environment.name_machine(host, None).replace("-25-17", "") == f"{machine}-4-cores"
     assert (part_of_id in host["cpu_id"], host["power_source"]) == (True, None)
     (tmp_path / "BAT0").mkdir()
     (tmp_path / "BAT0" / "status").touch()
@@ -78,12 +82,36 @@ def test_a_linux_computer_tells_its_chip_and_its_power(monkeypatch, tmp_path, cp
 def test_variables_that_change_the_speed_are_part_of_the_setup():
     """And not the path of an installation or a cache, or what is only printed."""
     alike = "OMP_NUM_THREADS MKL_HOME MKLROOT NCCL_DEBUG TORCHINDUCTOR_CACHE_DIR CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER"
-    alike += " TF_CPP_MIN_LOG_LEVEL CUDA_VERSION TORCH_NCCL_ASYNC_ERROR_HANDLING PYTHONPATH"
-    others = dict.fromkeys(alike.split(), "x") | {"KMP_AFFINITY": ""}
-    faster = "CUBLAS_WORKSPACE_CONFIG=1 JAX_ENABLE_X64=1 LD_PRELOAD=x.so:y.so MALLOC_CONF=1 OMP_PROC_BIND=1 XLA_FLAGS=1"
+    alike += " TF_CPP_MIN_LOG_LEVEL CUDA_VERSION TORCH_NCCL_ASYNC_ERROR_HANDLING PYTHONPATH CUDA_BUILD TF_CONFIG"
+    alike += " CUDA_MPS_PIPE_DIRECTORY TORCH_CUDA_ARCH_LIST KMP_TARGET_PORT KMP_EXTRA_ARGS KMP_DUPLICATE_LIB_OK"
+    others = dict.fromkeys(alike.split(), "x") | {"KMP_AFFINITY": "", "NCCL_X": "10.0.0.1:80"}
+    faster = "CUBLAS_WORKSPACE_CONFIG=1 CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=50 JAX_ENABLE_X64=1 KMP_BLOCKTIME=0"
+    faster += " LD_PRELOAD=x.so:y.so MALLOC_CONF=1 OMP_PROC_BIND=1 XLA_FLAGS=1"
     environ = dict(each.split("=") for each in faster.split()) | {"LD_PRELOAD": "/home/a/x.so:/usr/y.so"}
     assert environment.find_allocator(others | environ) == faster
     assert environment.find_allocator(others) is None
+
+
+@pytest.mark.parametrize(
+    ("files", "mode"),
+    [
+        ({}, None),
+        ({"policy0/scaling_max": "4700000", "policy0/scaling_governor": "powersave"}, 0),
+        ({"policy0/scaling_max": "4700000", "policy1/scaling_max": "2000000"}, 1),
+        ({"policy0/scaling_max": "4700000", "../intel_pstate/no_turbo": "1"}, 1),
+        ({"policy0/scaling_max": "4700000", "boost": "0"}, 1),
+    ],
+)
+def test_a_clock_that_is_capped_is_low_power_mode(monkeypatch, tmp_path, files, mode):
+    for name, text in files.items():
+        path = tmp_path / "cpufreq" / name.replace("max", "max_freq")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+        path.with_name("cpuinfo_max_freq").write_text("4700000\n")
+    monkeypatch.setattr(environment, "PROFILE", tmp_path)
+    assert environment.find_low_power_mode() == mode
+    monkeypatch.setattr(environment, "read_text", lambda path: "flags\t\t: fpu avx\n" if mode is None else "")
+    assert [each.count("AVX2") for each in environment.explain_slow_cpu()] == [1] * (mode is None)
 
 
 def test_a_mac_tells_its_gpu_its_power_and_its_system(monkeypatch):

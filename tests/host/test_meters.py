@@ -11,6 +11,7 @@ import pytest
 
 from bench.host import environment, meters
 from bench.host.environment import NvidiaGpu
+from bench.host.meters import others_cpu_seconds
 from tests.fakes import Clock
 
 
@@ -24,6 +25,7 @@ def fail(*now):
         ({"others": lambda now: 5000 + 0.7 * now}, []),  # under a tenth of all cores
         ({"others": lambda now: 5000 + 0.9 * now}, ["contended"]),
         ({"swapped": lambda now: now}, ["swapping"]),
+        ({"is_shared": True}, ["contended"]),
         ({"read": lambda: {"thermal_pressure": "moderate"}}, ["throttled"]),
         ({"read": lambda: {"throttle_reasons": "sw_power_cap"}}, []),
         ({"read": lambda: {"throttle_reasons": "sw_power_cap hw_thermal_slowdown"}}, ["throttled"]),
@@ -38,28 +40,29 @@ def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: readings["others"](clock.now))
     monkeypatch.setattr(meters, "count_swapped", lambda: readings["swapped"](clock.now))
     counter = SimpleNamespace(joules=readings["joules"])
-    watch = meters.Watch(meters.Instruments(counter, readings["read"]), clock)
+    watch = meters.Watch(meters.Instruments(counter, readings["read"], readings.get("is_shared", False)), clock)
     watch.start()
     clock.sleep(10)
     assert watch.stop()[0] == flags
 
 
-Times = namedtuple("Times", "user system idle iowait steal", defaults=[0] * 5)  # of psutil on Linux
+NAMES = "user nice system idle iowait irq softirq steal guest guest_nice"
+Times = namedtuple("Times", NAMES, defaults=[0] * 10)  # of psutil on Linux
 
 
 def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
     """In a container, other containers' load is on CPUs that this one may not use."""
-    times = [Times(user=10, system=2, idle=99, iowait=50, steal=1), Times(1000)]
+    times = [Times(1000), Times(user=10, system=2, idle=99, iowait=50, steal=1, guest=7)]  # user has the guests' time
     monkeypatch.setattr(psutil, "cpu_times", lambda percpu: times)
-    monkeypatch.setattr(meters, "USABLE_CPUS", {0})
+    monkeypatch.setattr(meters, "USABLE_CPUS", {3})
     own = SimpleNamespace(cpu_times=lambda: (2, 1, 0, 0), children=lambda recursive: [])
     parent = SimpleNamespace(cpu_times=lambda: (1, 0, 0, 0), children=lambda recursive: [own])
     own.parent = lambda: parent
     monkeypatch.setattr(psutil, "Process", lambda: own)
-    monkeypatch.setattr(meters, "usable_cores", lambda: 1)
-    assert meters.others_cpu_seconds() == 10 + 2 + 1 - 4
-    monkeypatch.setattr(meters, "USABLE_CPUS", {0, 1})  # other containers may use the rest of these CPUs
-    assert math.isnan(meters.others_cpu_seconds())
+    monkeypatch.setattr(meters, "read_text", lambda path: "cpu  1\ncpu0 1\ncpu3 1\nintr 1\n")  # 1 and 2 are offline
+    for quota, seconds in ((1, 10 + 2 + 1 - 4), (0.5, math.nan)):  # other containers may use the rest of this CPU
+        monkeypatch.setattr(meters, "read_quota", lambda quota=quota: quota)
+        assert others_cpu_seconds() == pytest.approx(seconds, nan_ok=True)
 
 
 def test_the_peak_of_a_process_is_not_its_parents():
@@ -111,12 +114,14 @@ def test_the_first_visible_card_is_read(monkeypatch, visible, slot, has_counter)
         "DeviceGetTemperature": lambda slot, kind: 61 + slot,
         "DeviceGetClockInfo": lambda slot, kind: 1500,
         "DeviceGetMaxClockInfo": lambda slot, kind: 1980,
-        "DeviceGetCurrentClocksEventReasons": lambda slot: 0x1 | 0x4 | 0x40,
+        "DeviceGetCurrentClocksEventReasons": fail,  # not found before driver 535
+        "DeviceGetCurrentClocksThrottleReasons": lambda slot: 0x1 | 0x4 | 0x40,
+        "DeviceGetUtilizationRates": lambda slot: SimpleNamespace(gpu=30 if has_counter else 5),
     }
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)
     instruments = meters.open_instruments("cuda", [SLOW, FAST][slot or 0])
-    assert bool(instruments.counter) == has_counter
+    assert (bool(instruments.counter), instruments.is_shared) == (has_counter, has_counter)
     assert not has_counter or instruments.counter.joules() == 5000.123 + slot * 1e9
     cells = {"throttle_reasons": "sw_power_cap hw_thermal_slowdown", "clock_mhz": 1500, "highest_clock_mhz": 1980}
     assert instruments.read() == ({} if slot is None else cells | {"temperature_c": 61 + slot})
@@ -127,6 +132,7 @@ def test_an_apple_chip_adds_up_its_parts(monkeypatch):
     monitor = SimpleNamespace(get_cumulative_energy=lambda: SimpleNamespace(**millijoules))
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
-    counter = meters.open_instruments("mps", "Apple M1 Max").counter
-    assert (counter.joules(), counter.power_scope) == (1.8, "cpu+gpu+dram+ane")
-    assert meters.open_instruments("cpu", "Apple M1 Ultra").counter.power_scope == "gpu+dram+ane"
+    for chip, joules, parts in (("M1 Max", 1.8, "cpu+gpu+dram+ane"), ("M1 Ultra", 0.3, "gpu+dram+ane")):
+        monkeypatch.setattr(environment, "output_of", lambda *command, chip=chip: f"Apple {chip}\n")
+        counter = meters.open_instruments("mps", None).counter  # PyTorch, TensorFlow and JAX do not know the name
+        assert (counter.joules(), counter.power_scope) == (joules, parts)
