@@ -91,8 +91,8 @@ def choose_workers(settings, workload, group, shared_memory="/dev/shm"):
             free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
             workers = min(workers, group.ranks.share(free) // ((data.PREFETCH + 1) * workload.batch_bytes))
             if not workers:  # this process reads the files itself
-                fix = "`docker run --shm-size=2g`"
-                child.log.warning("%.0f MiB of shared memory hold no worker's batches: %s", free / 2**20, fix)
+                words = "%.0f MiB of shared memory hold no worker's batches: `docker run --shm-size=2g`"
+                child.log.warning(words, free / 2**20)
     return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
 
 

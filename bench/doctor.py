@@ -23,9 +23,13 @@ from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 def examine(frameworks=tuple(FRAMEWORKS)):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
     memory, disk = (count / environment.GIB for count in (environment.installed_bytes(), shutil.disk_usage(ROOT).free))
-    words = f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"
-    faults = environment.explain_slow_cpu()
-    show("machine", "--" if faults else "ok", "; ".join([words, *faults]))
+    words = [f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"]
+    cpu = environment.read_text("/proc/cpuinfo")
+    if "flags\t" in cpu and "avx2" not in cpu:  # ARM's are called features
+        words.append("this CPU, or its virtual machine, has no AVX2: several times slower")
+    if environment.find_low_power_mode():
+        words.append("the CPU's clock is capped: raise scaling_max_freq, allow turbo, or leave the power saver")
+    show("machine", "--" if words[1:] else "ok", "; ".join(words))
     commit = environment.find_commit()
     show("commit", "ok" if commit else "no", commit or environment.GIT_FAILS)
     return 0 if sum(map(try_framework, frameworks)) else 1
@@ -57,7 +61,7 @@ def try_framework(name):
         return done.returncode == 0
     problem = (done.stderr.strip() or "it ended without a message").splitlines()[-1]
     if done.returncode < 0:
-        cause = f": {process.WRONG_CHIP}" if done.returncode == -signal.SIGILL else ""
+        cause = process.CAUSES.get(done.returncode, "")
         problem = f"ended by signal {-done.returncode} ({signal.strsignal(-done.returncode)}){cause}"
     show(name, "no", f"{problem}: `make clean && make install FRAMEWORK={name}`")
     return False

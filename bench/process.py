@@ -34,7 +34,8 @@ FIND_DEVICE, MEASURE = "find_device", "measure"  # its values
 POLL_SECONDS = 0.2  # between looks whether a child has exited
 GRACE_SECONDS = 10.0  # for the rest of what it said
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
-WRONG_CHIP = "the package was built for another chip: an x86-64 build on Apple silicon, or a CPU without AVX"
+# By exit status
+CAUSES = {-4: ": the package was built for another chip: an x86-64 build on Apple silicon, or a CPU without AVX"}
 WAITING = "waiting"  # note of such a line of a child that waits for a request
 TAKEN = "busy or unavailable"  # in the note if another process has a card in exclusive-process mode (`nvidia-smi -c 3`)
 
@@ -222,8 +223,8 @@ class Child:
             return "out_of_memory", f"ended by signal {-status}, probably because memory ran out: {fix}"
         if status == -signal.SIGALRM:
             return "timed_out", f"stopped after {self.limit:.0f} s"
-        cause = f": {WRONG_CHIP}" if status == -signal.SIGILL else ""
-        return "crashed", f"exit status {status}, see above" if status >= 0 else f"ended by signal {-status}{cause}"
+        by_signal = f"ended by signal {-status}{CAUSES.get(status, '')}"
+        return "crashed", f"exit status {status}, see above" if status >= 0 else by_signal
 
     def find_mistake(self):
         """Return the mistake in the settings that it found, or that it died at once; "" if it did neither."""

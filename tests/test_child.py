@@ -123,12 +123,7 @@ def test_a_scope_is_compared_although_a_later_one_fails(child, monkeypatch, erro
 
 @pytest.mark.parametrize(
     ("device", "environ", "asked"),
-    [
-        ("cpu", {}, {-4: 0, -1: -1}),
-        ("cpu", {"MALLOC_TRIM_THRESHOLD_": "7"}, {-4: 0}),
-        ("cpu", {"GLIBC_TUNABLES": "glibc.malloc.mmap_max=9"}, {-1: -1}),
-        ("cuda", {}, {}),
-    ],
+    [("cpu", {}, {-4: 0, -1: -1}), ("cpu", {"MALLOC_TRIM_THRESHOLD_": "7"}, {-4: 0}), ("cuda", {}, {})],
 )
 def test_glibc_keeps_memory_in_a_process_on_a_cpu_unless_the_user_sets_it(child, monkeypatch, device, environ, asked):
     given, found = {}, replace(on_numpy.find_device(None), type=device)

@@ -60,13 +60,8 @@ MACHINES = {
     "no Python": ({"python": "none", "cause": "No interpreter found"}, 2, None, "cause: PYTHON= python3.12"),
     "an x86-64 Python on a Mac": ({"is_x86_on_mac": 1, "refuses": "pip"}, 2, None, "arm64 make clean"),
     "no wheels": ({"refuses": "--dry-run", "cause": "torch has no wheels with a matching tag"}, 2, None, "wheels"),
-    "a home that is read-only": (
-        {"refuses": "venv", "cause": "Failed to initialize cache at /x"},
-        2,
-        None,
-        "UV_CACHE_DIR",
-    ),
-    "a container without nvidia-smi": ({"displays": [("0000:01:00.0", "0x10de")], "built_for": "cuda"}, 0, CPU, "cpu"),
+    "a home that is read-only": ({"refuses": "venv", "cause": "initialize cache"}, 2, None, "UV_CACHE_DIR"),
+    "a container without nvidia-smi": ({"displays": [("0000:01:00.0", "0x10de")]}, 0, CPU, "CUDA_BUILD=13 cpu"),
     "a driver that fails": ({"nvidia-smi": BROKEN_SMI}, 0, CPU, "cpu"),
     "an H200 with driver 580": ({"cards": H200}, 0, PYPI, H200[:10]),
     "a card that is not wanted": ({"cards": H200, "built_for": "none", "USE_GPU": "0"}, 0, CPU, "cpu"),
@@ -129,7 +124,7 @@ def test_each_machine_gets_the_build_for_its_gpu(install, tmp_path, machine):
     given, status, installed, words = MACHINES[machine]
     found, lines, asked = install(**given)
     assert (found, asked[-1:]) == (status, [installed] if installed else []), lines
-    assert all(word in lines[-1] for word in words.split()), lines
+    assert all(word in " ".join(lines[-2:]) for word in words.split()), lines
     assert installed or "refuses" in given or (len(lines) == 1 and not (tmp_path / ".venv").exists())
     if installed == "-r .venv.txt":  # packages for CUDA 12 differ in one word; the copy is in another folder
         ours = Path(given["file"]).read_text().replace("\n-r ", "\n-r requirements/")

@@ -87,7 +87,7 @@ def print_doctor(folder, monkeypatch):
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
     for module, name, value in (
         (frameworks, "load", lambda name: framework),
-        (environment, "read_text", lambda path: ""),
+        (environment, "read_text", lambda path: "flags\t\t: avx\n"),
         (environment, "find_commit", lambda: "0123456789ab-dirty"),
         (doctor.platform, "python_version", lambda: "3.11.7"),
         (doctor.os, "cpu_count", lambda: 2),

@@ -22,8 +22,8 @@ PCI_DEVICES, POWER_SUPPLIES = Path("/sys/bus/pci/devices"), Path("/sys/class/pow
 NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
-# Left out is what names a place, a version or a device, what is only printed, what has a column, and torchrun's own.
-# Other programs use the prefixes KMP_ (Colab's "kernel manager proxy") and CUDA_, too.
+# Left out is what names a place, a version or a device, what is only printed, what has a column, torchrun's own, and
+# what other programs begin with KMP_ (Colab's "kernel manager proxy") and CUDA_.
 SETUP_VARIABLES = re.compile(
     r"(?!\w*(_HOME|_PATH|_DIR|_DIRECTORY|_FILE|_ROOT|_INCLUDE|_LIB|_VERSION|_LIST|_NUMBER|LOG_LEVEL|_DEBUG|_HANDLING|"
     r"VISIBLE_DEVICES|NUM_THREADS|_PORT|_HOST|_ADDR|_ADDRESS|_URL|_ARGS|_ID|TF_CONFIG)$)"
@@ -108,21 +108,11 @@ def explain_missing_gpu(framework):
 
 def find_low_power_mode():
     """Return 1 if Linux keeps the clock of a CPU below what it can do, 0 if not; None if it does not control clocks."""
-    paths = [*CPUS.glob("cpufreq/policy*/scaling_max_freq")]
-    highest = (read_text(path.with_name("cpuinfo_max_freq")) for path in paths)
-    is_capped = any(int(read_text(path) or most) < int(most) for path, most in zip(paths, highest, strict=True) if most)
+    policies = [*CPUS.glob("cpufreq/policy*")]
+    is_capped = any(read_text(each / "scaling_max_freq") != read_text(each / "cpuinfo_max_freq") for each in policies)
     switches = {CPUS / "intel_pstate/no_turbo": "1", CPUS / "cpufreq/boost": "0", PROFILE: "low-power"}
     is_capped |= any(read_text(path).strip() == slow for path, slow in switches.items())
-    return int(is_capped) if paths else None
-
-
-def explain_slow_cpu():
-    """Return clauses that say why this CPU is slower than its name promises."""
-    cpu = read_text("/proc/cpuinfo")
-    has_avx2 = "flags\t" not in cpu or "avx2" in cpu  # ARM's are called features
-    slow = ["this CPU, or its virtual machine, has no AVX2: several times slower"] * (not has_avx2)
-    fix = "raise scaling_max_freq, allow turbo, or leave the power saver"
-    return slow + [f"the CPU's clock is capped: {fix}"] * bool(find_low_power_mode())
+    return int(is_capped) if policies else None
 
 
 def find_allocator(environ=os.environ):

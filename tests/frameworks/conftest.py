@@ -1,7 +1,6 @@
 """Tiny language models, and what PyTorch computes, for the tests of every framework."""
 
 import functools
-import math
 import os
 import subprocess
 import sys
@@ -13,7 +12,6 @@ import pytest
 
 from bench import child, process
 from bench.frameworks import FOLDERS
-from bench.host import meters
 from bench.settings import USED_WITH, read_runs
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
@@ -51,8 +49,6 @@ def reference(request, tmp_path_factory):
 def run_in_process(monkeypatch):
     """Return a function that measures as children do: (script, **settings) -> the lines of a small model."""
     from tests.frameworks.sessions import SMALL
-
-    monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
 
     def call(name, **settings):
         phases = {*settings.setdefault("PHASE", "inference").split(",")}
