@@ -58,7 +58,7 @@ def plain_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
     monkeypatch.setattr(environment, "list_cards", list)
     monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
-    monkeypatch.setattr(environment, "CPUS", tmp_path)
+    monkeypatch.setattr(environment, "SYS", tmp_path)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
     monkeypatch.setattr(run, "SAMPLE_SECONDS", 0)
     monkeypatch.setattr(environment, "read_mac", lambda: {"cpu_name": "Apple M1"})  # takes seconds

@@ -35,7 +35,7 @@ SETUP_VARIABLES = re.compile(
 )
 ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # of a network
 CHIP = r"^(vendor_id|cpu family|model|stepping|CPU (?:implementer|variant|part|revision))\s*: (.*\w)"  # of cpuinfo
-CPUS, PROFILE = Path("/sys/devices/system/cpu"), Path("/sys/firmware/acpi/platform_profile")
+SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,11 @@ def explain_missing_gpu(framework):
 
 def find_low_power_mode():
     """Return 1 if Linux keeps the clock of a CPU below what it can do, 0 if not; None if it does not control clocks."""
-    policies = [*CPUS.glob("cpufreq/policy*")]
+    cpus = SYS / "devices/system/cpu"
+    policies = [*cpus.glob("cpufreq/policy*")]
     is_capped = any(read_text(each / "scaling_max_freq") != read_text(each / "cpuinfo_max_freq") for each in policies)
-    switches = {CPUS / "intel_pstate/no_turbo": "1", CPUS / "cpufreq/boost": "0", PROFILE: "low-power"}
+    switches = {cpus / "intel_pstate/no_turbo": "1", cpus / "cpufreq/boost": "0"}
+    switches[SYS / "firmware/acpi/platform_profile"] = "low-power"
     is_capped |= any(read_text(path).strip() == slow for path, slow in switches.items())
     return int(is_capped) if policies else None
 

@@ -96,10 +96,11 @@ def test_variables_that_change_the_speed_are_part_of_the_setup():
     ("clocks", "no_turbo", "mode"), [("", "1", None), ("44", "0", 0), ("43", "0", 1), ("4", "1", 1)]
 )
 def test_a_clock_that_is_capped_is_low_power_mode(tmp_path, clocks, no_turbo, mode):
-    (tmp_path / "intel_pstate").mkdir()
-    (tmp_path / "intel_pstate/no_turbo").write_text(no_turbo)
+    cpus = tmp_path / "devices/system/cpu"
+    (cpus / "intel_pstate").mkdir(parents=True)
+    (cpus / "intel_pstate/no_turbo").write_text(no_turbo)
     for number, clock in enumerate(clocks):
-        policy = tmp_path / f"cpufreq/policy{number}"
+        policy = cpus / f"cpufreq/policy{number}"
         policy.mkdir(parents=True)
         for name, text in (("scaling_max_freq", clock), ("cpuinfo_max_freq", "4"), ("scaling_governor", "powersave")):
             (policy / name).write_text(text)
