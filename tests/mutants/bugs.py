@@ -55,7 +55,7 @@ BUGS = {
     "time_the_step_after_a_pause": Bug(
         WINDOWS, "        timed(self.session, self.clock, 1)\n        begun", "        begun", TIMING
     ),
-    "the_same_one_first_in_every_round": Bug("bench/run.py", "(runs if number % 2 else runs[::-1])", "runs", RUN),
+    "the_same_one_first_in_every_round": Bug("bench/run.py", "runs if number % 2 else runs[::-1]", "runs", RUN),
     # A window
     "skip_a_step": Bug(TIMED, WINDOW, WINDOW.replace("range(steps)", "range(max(1, steps - 1))"), TIMING),
     "no_read": Bug(TIMED, WINDOW, WINDOW.replace("    session.read()\n", ""), TIMING),
