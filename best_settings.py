@@ -12,16 +12,16 @@ are compared once more: luck in the steps before does not count. docs/best.md ex
 import functools
 import itertools
 import logging
-import math
 import os
 import shlex
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 from bench import process
 from bench.records import report, tables
-from bench.records.columns import COLUMNS, describe_changes
+from bench.records.columns import COLUMNS, describe_work
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
 from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, list_runs, read_runs
@@ -48,9 +48,10 @@ def read_search(environ):
     search, *_ = read_runs("best", environ)
     runs = list_runs(search.settings.workload, search.environ)
     unfit = {*REFUSED, *runs[0].choices} - {*TRIED} | ({"PHASE"} if runs[0].settings.phase in PARTS else set())
-    for name in sorted(unfit & environ.keys()):
-        fix = "unset it, or set one value of whole steps"
-        raise SettingError(f"{name}={environ[name]!r} does not suit `make best`: {fix}")
+    for name in sorted(unfit & search.environ.keys()):
+        text = search.environ[name]
+        fix = "unset it" if name in REFUSED else "name one" if "," in text else "set PHASE=training"
+        raise SettingError(f"{name}={text!r} does not suit `make best`: {fix}")
     return search.settings, runs
 
 
@@ -85,43 +86,49 @@ class Search:
 
     Attributes:
         rows: {candidate: rows of all its processes}.
-        path: {the default: None, the fastest after each step: its Comparison with the fastest before it}.
-        final: the Comparison of the fastest with the default; None without one.
+        gains: {candidate: its last comparison with another one, in words}.
+        undecided: {candidate: the rounds for which there was time}, if some were missing; untried: changes, in words.
+        failed: candidates whose last process failed.
         answer: the fastest; the default if that was faster in one of their last pairs.
-        untried: single changes for which there was no time.
         error: what has ended the search; None: the search itself.
     """
 
     def __init__(self, run: Run, values, doubles, host, max_minutes):
         """Prepare a search over {setting: values}, then over batch sizes if it `doubles` them."""
         self.values, self.doubles, self.host = values, doubles, host
-        # The same candidate is the same run in all steps.
-        self.find_run = functools.cache(lambda candidate: run.with_settings(**dict(candidate)))
-        self.end = time.monotonic() + SEARCH_SHARE * 60 * max_minutes
+        # The same candidate is the same run in all steps. Its choices are what the log calls it.
+        self.find_run = functools.cache(
+            lambda each: replace(run.with_settings(**dict(each)), choices=dict(sorted(each)))
+        )
+        self.began, self.minutes, self.seconds = time.monotonic(), max_minutes, run.settings.max_seconds
         self.default = self.fastest = self.answer = frozenset()
-        self.rows, self.path, self.numbers = {}, {self.default: None}, itertools.count(1)
-        self.untried, self.final, self.error = [], None, None
+        self.rows, self.gains, self.undecided, self.numbers = {}, {}, {}, itertools.count(1)
+        self.failed, self.untried, self.error = set(), [], None
 
     def run_steps(self):
         """Take steps until nothing gains or the time is over, then compare the fastest with the default."""
-        while (changes := self.list_changes()) and time.monotonic() < self.end:
+        while (changes := self.list_changes()) and self.has_time(1 + len(changes)):
             self.take_step(changes)
-        self.untried = changes
         has_gained = self.doubles
-        while has_gained and time.monotonic() < self.end:
+        while has_gained and not changes and self.has_time(2):
             batch_size = 2 * self.find_run(self.fastest).settings.batch_size
             has_gained = self.take_step([self.change("BATCH_SIZE", str(batch_size))])
-        if self.fastest != self.default and not self.error:
-            self.final = self.compare([self.default, self.fastest], FINAL_ROUNDS)[self.fastest]
-        self.answer = self.default if self.final and self.final.ratio.low <= 1 else self.fastest
+        self.untried = [*map(describe, changes), *["larger batches"] * has_gained]
+        if self.fastest != self.default:
+            final = self.compare([self.default, self.fastest], FINAL_ROUNDS, share=1)[self.fastest]
+            self.answer = self.default if final and final.ratio.low <= 1 else self.fastest
+
+    def has_time(self, count, share=SEARCH_SHARE):
+        """Return whether a round of so many processes, as slow as the last ones, ends within a share of the time."""
+        return not self.error and time.monotonic() + count * self.seconds < self.began + share * 60 * self.minutes
 
     def change(self, name, text):
         """Return the fastest candidate with another value of a setting."""
         return frozenset((dict(self.fastest) | {name: text}).items())
 
     def list_changes(self):
-        """List the changes of the fastest that were not measured, but not to values that failed or were replaced."""
-        gone = set().union(*self.path, *self.failures())
+        """List the changes of the fastest that were not measured, but not to values that failed."""
+        gone = set().union(*self.failed)
         pairs = [(name, text) for name, texts in self.values.items() for text in texts if (name, text) not in gone]
         return [each for each in itertools.starmap(self.change, pairs) if each not in self.rows]
 
@@ -129,59 +136,65 @@ class Search:
         """Measure changes of the fastest, and keep the one that gains most; return whether one gains."""
         log.info("the fastest so far: %s (Ctrl-C ends the search)", describe(self.fastest))
         log.info("changes that are tried: %s", "; ".join(map(describe, changes)))
-        found = self.compare([self.fastest, *changes], ROUNDS, self.end)
+        found = self.compare([self.fastest, *changes], ROUNDS)
         gains = {each: pair.ratio.throughput for each, pair in found.items() if pair and pair.ratio.low > 1}
-        best = max(gains, key=gains.__getitem__, default=self.fastest)
-        if gains.get(best, 1) < MIN_GAIN:
-            return False
-        self.fastest = best
-        self.path[best] = found[best]
-        return True
+        gains = {each: gain for each, gain in gains.items() if gain >= MIN_GAIN}
+        self.fastest = max(gains, key=gains.__getitem__, default=self.fastest)
+        return bool(gains)
 
-    def compare(self, candidates, count, end=math.inf):
-        """Measure candidates as a list is, until a time; return {candidate: its Comparison with the first, or None}."""
+    def list_rounds(self, most, count, share):
+        """Yield the numbers of at most so many rounds, each of so many processes, while there is time."""
+        for number in itertools.takewhile(lambda _: self.has_time(count, share), itertools.islice(self.numbers, most)):
+            began = time.monotonic()
+            yield number
+            self.seconds = (time.monotonic() - began) / count
+
+    def compare(self, candidates, most, share=SEARCH_SHARE):
+        """Measure candidates as a list is, in rounds; return {candidate: its Comparison with the first, or None}."""
         rows_by_run = {self.find_run(each): [] for each in candidates}
-        numbers = itertools.takewhile(lambda _: time.monotonic() < end, itertools.islice(self.numbers, count))
         try:
-            with progress(count * len(candidates)) as show:
-                measure_rounds(rows_by_run, self.host, show, numbers)
+            with progress(most * len(candidates)) as show:
+                measure_rounds(rows_by_run, self.host, show, self.list_rounds(most, len(candidates), share))
         except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
             self.error = error
-            self.end = -math.inf
         measured = dict(zip(candidates, rows_by_run.values(), strict=True))
         self.rows |= {each: self.rows.get(each, []) + rows for each, rows in measured.items() if rows}
-        return {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
-
-    def failures(self):
-        """Return {candidate: row} of those whose last process failed."""
-        return {each: rows[-1] for each, rows in self.rows.items() if rows[-1]["status"] not in ("ok", "interrupted")}
+        self.failed = {each for each, rows in self.rows.items() if rows[-1]["status"] not in ("ok", "interrupted")}
+        found = {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
+        for each in candidates[1:]:
+            if pair := found[each]:
+                self.gains[each] = report.describe_comparison(pair, describe(candidates[0]))
+            self.undecided[each] = f"{describe(each)} ({pair.pairs if pair else 0} of {most} rounds)"
+            if each in self.failed or (pair and pair.pairs == most):
+                del self.undecided[each]
+        return found
 
     def describe_answer(self):
-        """Return the lines of the answer: the gain of each step, what failed or was not tried, the command."""
-        lines = [f"the fastest settings: {describe(self.answer)}"]
+        """Return the lines of the answer: all that was tried, the fastest, what time was short for, the command."""
+        tried = [(describe(each), tables.combine_rows(rows), self.gains.get(each)) for each, rows in self.rows.items()]
+        so_far = " so far (a larger MAX_MINUTES tries more)" if self.undecided or self.untried else ""
+        lines = [report.describe_list(tried), "", f"the fastest settings{so_far}: {describe(self.answer)}"]
         if self.fastest != self.default:
-            gain = describe_gain(self.final, "the default") if self.final else "not yet compared with the default"
-            lines.append(f"{describe(self.fastest)}: {gain}")
-        for (before, _), (each, step) in itertools.pairwise(self.path.items()):
-            lines.append(f"  + {describe(each - before)}: {describe_gain(step, 'the rate without it')}")
-        for each, failed in self.failures().items():
-            lines.append(f"failed: {describe(each)}: {failed['status']}: {failed['note']}")
-        if self.untried:
-            lines.append(f"not tried: {'; '.join(map(describe, self.untried))} (a larger MAX_MINUTES tries more)")
+            lines.append(f"{describe(self.fastest)}: {self.gains[self.fastest]}")
+        for words, changes in (("not decided", self.undecided.values()), ("not tried", self.untried)):
+            lines += [f"{words}: {'; '.join(changes)}"] if changes else []
         run = self.find_run(self.answer)
         used = [name.upper() for name in DECLARED if run.settings.cell(name) is not None]
         words = [f"{name}={shlex.quote(run.environ[name])}" for name in used if name in run.environ]
-        return [*lines, "", "To measure it again:", f"    make {run.command} {' '.join(words)}"]
+        lines += ["", "To measure it again:", f"    make {run.command} {' '.join(words)}"]
+        lines += ["To set the same in a script of your own: docs/best.md"]
+        if sys.platform == "linux" and self.rows[self.default][0]["device"] == "cpu":
+            lines[-1] += ", and start it with"
+            lines.append("    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1000000000000 python script.py")
+        return lines
 
 
-def describe(changes):
-    """Describe a candidate, or how it differs from another one."""
-    return describe_changes({name.lower(): text for name, text in changes}) or "the default"
-
-
-def describe_gain(comparison, base):
-    """Describe how much faster a candidate is than another one."""
-    return f"{comparison.ratio.throughput:.2f}x {base} ({report.describe_pairs(comparison)})"
+def describe(candidate):
+    """Describe a candidate: "bfloat16 with compiled and channels_last"."""
+    changes = [(name.lower(), text) for name, text in sorted(candidate, key=lambda each: [*TRIED].index(each[0]))]
+    words = [describe_work({name: text}, [name]) or f"{name} {text}" for name, text in changes]
+    first, *others = words or ["the default"]
+    return f"{first} with {' and '.join(others)}" if others else first
 
 
 def main():
@@ -203,13 +216,13 @@ def main():
     if has_result(default_rows):
         result = tables.combine_rows(search.rows[search.answer])
         print(report.describe_run(result, tables.read(settings.results_dir)))
-        print("\n".join(search.describe_answer()))
-        print("To set the same in a script of your own: docs/best.md\n")
+        print("\n".join(search.describe_answer()), end="\n\n")
         print_paths(settings.results_dir, result)
     if search.error:
         raise search.error
     if not has_result(default_rows):
-        raise SettingError(f"the default failed: {default_rows[-1]['note']}")
+        few = f"MAX_MINUTES={search_settings.max_minutes:g} is over before anything is measured: set more"
+        raise SettingError(f"the default failed: {default_rows[-1]['note']}" if default_rows else few)
     return 0
 
 

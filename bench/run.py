@@ -76,8 +76,11 @@ def measure_command(command, make_workload, describe_rows):
         workload = make_workload(run.settings)  # so that an unknown MODEL is noticed before anything is measured
         if command == "mlp":  # all processes of a run have the same data
             runs[index] = run.with_settings(DATA=workload.columns["data"])
-    measured, status = [], 0
-    for group in group_runs(runs):
+    from bench.records import tables  # only here: pandas takes a while, and no child needs it
+
+    measured, status, entries = [], 0, []
+    compared, *others = [name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1] or [""]
+    for group in group_runs(runs, compared):
         rows_by_run = {run: [] for run in group}
         count = count_processes(group[0], is_compared=len(group) > 1)
         try:
@@ -86,19 +89,21 @@ def measure_command(command, make_workload, describe_rows):
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
-        from bench.records import tables  # only here: pandas takes a while, and no child needs it
-
         lines = tables.read(folder)
-        for found in map(tables.combine_rows, filter(None, rows_by_run.values())):
+        for run in filter(rows_by_run.get, group):  # not those before which Ctrl-C came
+            found = tables.combine_rows(rows_by_run[run])
             print(describe_rows(found, lines))
             measured += found
-        for run in group[1:]:
-            chosen = [name.lower() for name in run.differences]
-            if comparison := compare_runs(rows_by_run[run], rows_by_run[group[0]], chosen):
-                print(report.describe_comparison(comparison, run.differences, group[0].differences))
+            pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.differences)
+            ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
+            entries.append((" ".join(map("=".join, run.differences.items())), found, ratio))
         sys.stdout.flush()
         if status:
             break
+    if len(entries) > 1 and command in WORKLOADS:
+        print(report.describe_list(entries))
+    if any(ratio for *_, ratio in entries):
+        print(f"compared: {compared}" + (f"; for {' or '.join(others)} name it alone" if others else ""))
     print_paths(folder, measured)
     # A machine without rank 0 has no rows at all.
     return status or int(bool(measured) and not has_result(measured))
@@ -179,22 +184,21 @@ def count_processes(run: Run, is_compared=False):
     return settings.runs or (1 if is_single else COMPARED_PROCESSES if is_compared else PROCESSES)
 
 
-def group_runs(runs):
-    """Return groups, lists of runs: those that are compared, and each of the others by itself.
+def group_runs(runs, compared):
+    """Return groups, lists of runs: those that differ only in the setting `compared`, and each of the others by itself.
 
-    The runs of a group differ in the first of COMPARED that has several values, and are compared with its first run, by
-    default in the scope device only. What takes a given time or number of items, parts, and ranks are not compared.
+    Those of a group of several are compared with its first one; images in the scope device unless SCOPE is set.
     """
-    compared = next((name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1), None)
     groups = {}
     for run in runs:
-        key, settings = run, run.settings
-        is_fixed = settings.sustain or settings.epochs or settings.num_images or settings.phase in PARTS
-        if compared and run.command in WORKLOADS and not (is_fixed or settings.has_ranks):
+        key = run
+        if compared and run.command in WORKLOADS and not run.settings.has_ranks:
             key = tuple(run.choices[name] for name in run.choices if name != compared)
-            if run.command == "image" and not settings.scope:
-                run = run.with_settings(SCOPE="device")
         groups.setdefault(key, []).append(run)
+    for group in groups.values():
+        settings = group[0].settings
+        if len(group) > 1 and group[0].command == "image" and not (settings.scope or settings.sustain):
+            group[:] = [run.with_settings(SCOPE="device") for run in group]
     return list(groups.values())
 
 
@@ -213,8 +217,10 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
         KeyboardInterrupt: Ctrl-C; what is known of the round is stored.
     """
     runs = list(rows_by_run)
-    is_together = len(runs) > 1
-    group = uuid.uuid4().hex[:12] if is_together else ""
+    settings = runs[0].settings
+    is_fixed = settings.sustain or settings.epochs or settings.num_images or settings.phase in PARTS
+    is_together = len(runs) > 1 and not is_fixed and "device" in (settings.scope or ["device"])  # so in slices
+    group = uuid.uuid4().hex[:12] if len(runs) > 1 else ""
     for number in numbers:
         ordered = runs if number % 2 else runs[::-1]
         children, is_interrupted = measure_round(ordered, is_together, show, limit)
@@ -232,7 +238,7 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
                     choices = " ".join(f"{name}={run.environ[name]}" for name in run.choices)
                     rate = report.describe_rate(rows[0])
                     log.info("process %d: %s: %s", number, choices or describe_work(rows[0]), rate)
-            store(runs[0].settings.results_dir, [row for rows in found.values() for row in rows])
+            store(settings.results_dir, [row for rows in found.values() for row in rows])
         if is_interrupted:
             raise KeyboardInterrupt
         if mistakes := [*filter(None, (each.find_mistake() for each in children.values()))]:

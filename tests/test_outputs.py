@@ -6,6 +6,7 @@ writes these files anew. Read their diff as a user would. The terminal has 100 c
 """
 
 import difflib
+import itertools
 import os
 import subprocess
 import sys
@@ -22,7 +23,6 @@ from bench import doctor, frameworks, packages
 from bench.host import environment
 from bench.plots import card, draw
 from bench.records import report
-from bench.records.verdict import Rate
 from bench.settings import read_runs
 from tests import rows
 
@@ -39,20 +39,22 @@ def print_failures(*_):
         print(f"# {name}\n{report.describe_run(found, rows.GPU_PEAKS)}\n")
 
 
-def print_best(*_):
-    """Print a search of two steps: its answer is believed, then refuted by the last comparison, then still unknown."""
-    run, *_ = read_runs("image", {"MODEL": "resnet50"})
-    search = best_settings.Search(run, {}, False, None, 20)
-    second = frozenset({("PRECISION", "bfloat16")})
-    search.fastest = second | {("COMPILE", "1")}
-    search.path[second] = replace(rows.FASTER, ratio=Rate(1.91, 1.9, 1.92), pairs=3)
-    search.path[search.fastest] = replace(rows.FASTER, ratio=Rate(1.37, 1.36, 1.38))
-    search.rows[frozenset({("PRECISION", "mixed_bfloat16")})] = [rows.ROW | rows.FAILED]
-    search.untried = [search.change("MEMORY_FORMAT", "channels_last")]
-    for answer, ratio in ((search.fastest, (2.6, 2.58, 2.62)), (search.default, (1, 0.99, 1.02)), (search.fastest, ())):
-        search.answer = answer
-        search.final = replace(rows.FASTER, ratio=Rate(*ratio)) if ratio else None
-        print("\n".join(search.describe_answer()), end="\n\n")
+def print_best(_, monkeypatch):
+    """Print a search of two steps whose answer is believed, then one that lacks time and keeps the default."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    search = best_settings.Search(read_runs("image", {"MODEL": "resnet50"})[0], {}, False, None, 20)
+    step, failed = (search.change("PRECISION", text) for text in ("bfloat16", "mixed_bfloat16"))
+    search.fastest = search.answer = step | {("COMPILE", "1")}
+    for each, throughput in ((search.default, 13.5), (step, 25.7), (search.fastest, 35.1)):
+        search.rows[each] = rows.repeat(rows.measure(throughput, rows.ON_CPU))
+    search.rows[failed] = [rows.ROW | rows.FAILED]
+    search.gains[step] = report.describe_comparison(replace(rows.FASTER, pairs=3), "the default")
+    search.gains[search.fastest] = report.describe_comparison(rows.FASTER, "the default")
+    print("\n".join(search.describe_answer()), end="\n\n")
+    search.answer, search.untried = search.default, ["larger batches"]
+    search.undecided[search.change("MEMORY_FORMAT", "channels_last")] = "channels_last (2 of 3 rounds)"
+    search.gains[search.fastest] = report.describe_comparison(rows.EQUAL, "the default")
+    print("\n".join(search.describe_answer()))
 
 
 def print_compare(folder, _):
@@ -109,10 +111,16 @@ def print_doctor(folder, monkeypatch):
     doctor.report_framework("torch")  # as in a process of its own
 
 
-def print_comparisons(*_):
-    base = {"PHASE": "training", "COMPILE": "0"}
-    for comparison in rows.COMPARISONS:
-        print(report.describe_comparison(comparison, base | {"COMPILE": "1"}, base))
+def print_lists(*_):
+    """Print a list of two by two runs, then one of which a run failed; then what else a comparison may show."""
+    for rates in ((12.1, 13.45, 20.2, 30.3), (12.1, None, 20.2, 30.3)):
+        runs = []
+        for (precision, size), each in zip(itertools.product(("float32", "bfloat16"), (1, 4)), rates, strict=True):
+            found = rows.repeat(rows.measure(each, rows.ON_CPU)) if each else [rows.ROW | rows.FAILED]
+            ratio = report.describe_comparison(rows.FASTER, "BATCH_SIZE=1") if each and size > 1 else ""
+            runs.append((f"BATCH_SIZE={size} PRECISION={precision}", rows.combine(found), ratio))
+        print(report.describe_list(runs), end="\n\n")
+    print("\n".join(report.describe_comparison(each, "COMPILE=0") for each in rows.COMPARISONS))
 
 
 COMMANDS = {
@@ -127,7 +135,7 @@ COMMANDS = {
     "best": print_best,
     "compare": print_compare,
     "table": print_table,
-    "slices": print_comparisons,
+    "slices": print_lists,
     "doctor": print_doctor,
     "all": print_all,
 }

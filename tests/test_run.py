@@ -15,7 +15,7 @@ from bench.host import environment, meters
 from bench.host.environment import NvidiaGpu, read_host
 from bench.records import report, results, tables
 from bench.records.rows import complete_row
-from bench.settings import SettingError, read_runs
+from bench.settings import COMPARED, SettingError, read_runs
 from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
 from tests.rows import ROW, read_rows
@@ -239,13 +239,17 @@ def test_processes_that_are_compared_measure_slices_in_changing_order(compare, c
     status, out, rows, events = compare("ok", "ok", "ok", RUNS="2")
     assert status == 0
     assert [(row["batch_size"], len(row["process_rates"].split())) for row in rows] == [(str(i), 2) for i in (1, 2, 3)]
-    assert "BATCH_SIZE=2 is 2.00x BATCH_SIZE=1 (2.00 to 2.00, 2 pairs" in out
+    assert "2.00x BATCH_SIZE=1, from neighbouring slices: no verdict below 5 pairs (2.00 to 2.00, 2 pairs)" in out
     # One works only while all others wait; the second round begins with the last one.
     sizes = [size for size, event in events if event == "works"]
     assert sizes[:12] == [1, 2, 3, 1, 2, 3, 3, 2, 1, 1, 2, 3]
     assert sizes[len(sizes) // 2 :][:6] == [3, 2, 1, 3, 2, 1]
     assert [event for _, event in events[:8]] == ["works", "waits"] * 4
     assert {child.environ["SCOPE"] for child in children.started} == {"device"}
+    _, out, _, events = compare("ok", "ok", RUNS="2", NUM_IMAGES="9", PRECISION="float32,bfloat16")
+    assert [size for size, _ in events[-16:]] == [1, 1, 2, 2, 2, 2, 1, 1] * 2  # each to its end
+    assert "x BATCH_SIZE=1: no verdict below 5 pairs" in out
+    assert "compared: BATCH_SIZE; for PRECISION name it alone" in out
 
 
 @pytest.mark.parametrize(("last", "statuses"), [("dies", ["ok", "crashed"]), ("fails", ["ok", "unsupported"])])
@@ -253,7 +257,7 @@ def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
     status, out, rows, _ = compare("ok", last, RUNS="2")
     assert (status, [row["status"] for row in rows]) == (0, statuses)
     assert len(rows[0]["process_rates"].split()) == 2
-    assert "BATCH_SIZE=2 " not in out
+    assert "x BATCH_SIZE=1" not in out
 
 
 @pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("is killed", [5, 5]), ("never fits", [5, 0])])
@@ -279,12 +283,14 @@ def test_a_busy_machine_is_told_before_anything_is_measured(run_all, monkeypatch
             "inference 1, inference 2 | training 1, training 2",
         ),
         ({"PRECISION": "float32,bfloat16", "COMPILE": "0,1"}, "float32 0, bfloat16 0 | float32 1, bfloat16 1"),
-        ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, "1 | 2"),
+        ({"BATCH_SIZE": "1,2", "SUSTAIN": "60"}, "1, 2"),
+        ({"PHASE": "inference,training", "OPTIMIZER": "sgd,adam"}, "inference sgd | training sgd, training adam"),
         ({"BATCH_SIZE": "4,8", "NUM_DEVICES": "1,2", "PHASE": "training"}, "1 4, 1 8 | 2 4 | 2 8"),
     ],
 )
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
-    grouped = run.group_runs(read_runs("image", environ))
+    compared = next((name for name in COMPARED if name in environ), "")
+    grouped = run.group_runs(read_runs("image", environ), compared)
     assert " | ".join(", ".join(" ".join(each.choices.values()) for each in group) for group in grouped) == groups
 
 

@@ -167,12 +167,6 @@ def describe_work(row, names=WORK):
     return ", ".join(filter(None, found))
 
 
-def describe_changes(changes):
-    """Describe changes of work, {column: text}: "bfloat16, compile 0"."""
-    names = [name for name in WORK if name in changes]
-    return ", ".join(describe_work(changes, [name]) or f"{name} {changes[name]}" for name in names)
-
-
 def format_number(value, pattern="{:.4g}"):
     """Format a number with all digits of a large one written out; blank if it is unknown."""
     if value in (None, "") or value != value:  # NaN is unequal to itself

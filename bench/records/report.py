@@ -8,7 +8,7 @@ import textwrap
 
 from bench.records import likeness, peaks
 from bench.records.columns import FLAGS, SETUP, describe_work, format_number, format_ratio
-from bench.records.verdict import ENOUGH_PAIRS, read_rates, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, rank, read_rates, verdict_of
 from bench.settings import TRAINING
 
 BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
@@ -137,28 +137,32 @@ def describe_sustained(row):
     return f"burst {first} (first {seconds}), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
 
 
-def describe_comparison(comparison, choices, base_choices):
-    """Describe how much faster one run is than another one.
-
-    Args:
-        choices, base_choices: {variable: text} of the lists of both runs.
-    """
-    differing = [name for name in choices if choices[name] != base_choices[name]]
-    name, base_name = (" ".join(f"{each}={texts[each]}" for each in differing) for texts in (choices, base_choices))
+def describe_comparison(comparison, base):
+    """Describe how much faster a run is than another one, which is called `base`."""
     if comparison.differing:
         settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
-        why = f"they also differ in {settings}: set {settings} for both"
-        return f"{name} and {base_name} are not compared, because {why}"
-    ratio = format_ratio(comparison.ratio.throughput)
-    is_enough = comparison.pairs >= ENOUGH_PAIRS
-    verdict = verdict_of(comparison.ratio) if is_enough else f"no verdict below {ENOUGH_PAIRS} pairs"
-    return f"{name} is {ratio}x {base_name} ({describe_pairs(comparison)}): {verdict}"
+        return f"not compared with {base}: they also differ in {settings}, set {settings} for both"
+    ratio, low, high = map(format_ratio, comparison.ratio)
+    slices = ", from neighbouring slices" if comparison.in_slices else ""
+    few = f"no verdict below {ENOUGH_PAIRS} pairs" if comparison.pairs < ENOUGH_PAIRS else ""
+    pairs = f"{low} to {high}, {comparison.pairs} pairs" if comparison.pairs > 1 else "1 pair"
+    return f"{ratio}x {base}{slices}: {few or verdict_of(comparison.ratio)} ({pairs})"
 
 
-def describe_pairs(comparison):
-    """Describe what a comparison is based on: "1.15 to 1.19, 5 pairs"; one pair has no interval."""
-    _, low, high = map(format_ratio, comparison.ratio)
-    return "1 pair" if comparison.pairs == 1 else f"{low} to {high}, {comparison.pairs} pairs"
+def describe_list(runs):
+    """Draw a table of runs, (settings, results, comparison with another run in words), the fastest first.
+
+    The rate of each is the one that is compared; if it has none, the reason.
+    """
+    lines = [("", runs[0][1][0]["unit"], "interval", "memory", "ratio")]
+    found = [(settings, min(rows, key=rank), comparison) for settings, rows, comparison in runs]
+    for settings, row, comparison in sorted(found, key=lambda each: -(each[1]["throughput"] or 0)):
+        rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
+        memory = f"{row['peak_memory_bytes'] / 1e9:.2f} GB" if row["peak_memory_bytes"] else ""
+        failure = "" if row["status"] == "ok" else f"{row['status']}: {row['note']}".removesuffix(": ")
+        lines.append((settings, rate, f"{low} to {high}" if low else "", memory, comparison or failure))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(wrap("  ".join(map(str.ljust, line, widths)).rstrip(), "    ") for line in lines)
 
 
 def explain_flags(rows):

@@ -11,6 +11,7 @@ from bench.records.columns import WORK, format_number
 OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
+SCOPES = ("epoch", "device", "sustained", "end_to_end", "input", "")  # the first one that a run has is compared
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
 
 
@@ -67,6 +68,12 @@ class Comparison:
     ratio: Rate  # the median of the pairs of processes, and their range
     pairs: int
     differing: list[str]  # columns of work; if there are any, the ratio means nothing
+    in_slices: bool = False  # the pairs are those of neighbouring slices
+
+
+def rank(row):
+    """Return the place of a row among those of its run: the first one, if it has epochs the last one, is compared."""
+    return SCOPES.index(row["scope"]), -int(row["epoch"] or 0)
 
 
 def compare_runs(rows, base_rows, chosen=()):
@@ -76,11 +83,12 @@ def compare_runs(rows, base_rows, chosen=()):
     slices; without slices, that of the two rates.
 
     Args:
-        rows, base_rows: those of each run, dicts, of any quantities; rates of the scope device are compared.
-        chosen: columns in which the two may differ; use_gpu: in the device.
+        rows, base_rows: those of each run, dicts, of any quantities.
+        chosen: columns or settings in which the two may differ; USE_GPU: in the device.
     """
+    first = min((rank(row) for row in (*rows, *base_rows) if row["status"] == "ok"), default=None)
     ours, bases = (
-        {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and row["scope"] == "device"}
+        {(row["group"], row["process"]): row for row in some if row["status"] == "ok" and rank(row) == first}
         for some in (rows, base_rows)
     )
     pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
@@ -92,10 +100,11 @@ def compare_runs(rows, base_rows, chosen=()):
         if row["stop_reason"] == base["stop_reason"] == "slices":
             rates = zip(read_rates(row), read_rates(base), strict=False)
         ratios.append(statistics.median(ours / theirs for ours, theirs in rates))
-    allowed = {"device" if name == "use_gpu" else name for name in chosen}
+    allowed = {name.lower().replace("use_gpu", "device") for name in chosen}
     differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
+    in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
     ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))
-    return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed])
+    return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed], in_slices)
 
 
 def read_rates(row):

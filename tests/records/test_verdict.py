@@ -38,7 +38,7 @@ def test_a_pair_is_the_median_of_neighbouring_slices():
     found = compare_runs(ours, bases)
     assert found is not None
     assert found.ratio == pytest.approx((1.2, 1.1, 1.3))
-    assert found.pairs == 3
+    assert (found.pairs, found.in_slices) == (3, True)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -58,4 +58,15 @@ def test_a_pair_are_processes_that_were_measured_together_and_did_not_fail():
     once = {"stop_reason": "max_seconds"}
     found = compare_runs(failed + process(2, throughput=50.0, **once), bases + process(2, throughput=25.0, **once))
     assert found is not None
-    assert (found.ratio.throughput, found.pairs) == (2.0, 1)
+    assert (found.ratio.throughput, found.pairs, found.in_slices) == (2.0, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "ratio"), [("input", 3), ("end_to_end input", 2), ("device end_to_end", 1), ("device epoch", 5)]
+)
+def test_the_scope_that_is_compared_is_one_that_the_rows_have(scopes, ratio):
+    rates = {"end_to_end": 2.0, "input": 3.0, "epoch": 4.0}
+    cells = [{"scope": each, "throughput": rates.get(each, 1.0), "stop_reason": ""} for each in scopes.split()]
+    cells += [cells[-1] | {"epoch": 2, "throughput": 5.0}] if "epoch" in scopes else []
+    ours, bases = ([process(1, **each)[0] for each in cells] for _ in range(2))
+    assert compare_runs(ours, [row | {"throughput": 1.0} for row in bases]).ratio.throughput == ratio
