@@ -289,8 +289,7 @@ def test_a_busy_machine_is_told_before_anything_is_measured(run_all, monkeypatch
     ],
 )
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
-    compared = next((name for name in COMPARED if name in environ), "")
-    grouped = run.group_runs(read_runs("image", environ), compared)
+    grouped = run.group_runs(read_runs("image", environ), next((each for each in COMPARED if each in environ), ""))
     assert " | ".join(", ".join(" ".join(each.choices.values()) for each in group) for group in grouped) == groups
 
 
