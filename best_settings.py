@@ -110,7 +110,7 @@ class Search:
         while (changes := self.list_changes()) and self.has_time(1 + len(changes)):
             self.take_step(changes)
         has_gained = self.doubles
-        while has_gained and not changes and self.has_time(2):
+        while has_gained and not (changes or self.undecided) and self.has_time(2):
             batch_size = 2 * self.find_run(self.fastest).settings.batch_size
             has_gained = self.take_step([self.change("BATCH_SIZE", str(batch_size))])
         self.untried = [*map(describe, changes), *["larger batches"] * has_gained]
@@ -138,7 +138,7 @@ class Search:
         log.info("changes that are tried: %s", "; ".join(map(describe, changes)))
         found = self.compare([self.fastest, *changes], ROUNDS)
         gains = {each: pair.ratio.throughput for each, pair in found.items() if pair and pair.ratio.low > 1}
-        gains = {each: gain for each, gain in gains.items() if gain >= MIN_GAIN}
+        gains = {each: gain for each, gain in gains.items() if gain >= MIN_GAIN and each not in self.undecided}
         self.fastest = max(gains, key=gains.__getitem__, default=self.fastest)
         return bool(gains)
 

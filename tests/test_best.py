@@ -113,11 +113,11 @@ def test_luck_in_the_steps_does_not_count(search, monkeypatch):
     assert ("settings: the default" in out, len(rows)) == (True, 6 + 10)
 
 
-@pytest.mark.parametrize(("last", "answer"), [(8, "bfloat16"), (30, FASTEST)])
-def test_ctrl_c_prints_the_best_so_far(search, last, answer):
+@pytest.mark.parametrize(("last", "answer", "left"), [(8, "the default", "bfloat16 (1 of"), (30, FASTEST, FASTEST)])
+def test_ctrl_c_prints_the_best_so_far(search, last, answer, left):
     status, out, rows, _ = search(last=last)
     assert (status, "make image" in out) == (130, True)
-    assert re.search(rf"so far .*: {answer}\n.*\nnot decided: {answer} \(0 of 5 rounds\)", out)
+    assert re.search(rf"so far .*: {answer}\n(.*\n)?not decided: {re.escape(left)}", out)
     assert max(float(row["throughput"] or 0) for row in rows) == {8: 30, 30: 54}[last]
 
 
@@ -125,7 +125,7 @@ def test_a_short_search_keeps_to_the_time(search, monkeypatch):
     for name, text in {"MAX_MINUTES": "0.2", "MAX_SECONDS": "1"}.items():  # twelve processes
         monkeypatch.setenv(name, text)
     status, out, rows, asked = search()
-    assert (status, len(rows) == len(asked), 8 < len(asked) <= 12) == (0, True, True)
+    assert (status, len(rows) == len(asked), 5 <= len(asked) <= 12) == (0, True, True)
     assert re.search(r"not decided: .*; compiled \(1 of 3 rounds\).*\nnot tried: .*larger batches", out)
     monkeypatch.setenv("MAX_MINUTES", "0.001")
     status, out, _, asked = search()
