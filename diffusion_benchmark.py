@@ -18,7 +18,7 @@ from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-COMPARED_SIDE = 128  # pixels of the images that are compared with the CPU, at most: more would take minutes
+COMPARED_SIDE, COMPARED_TOKENS = 128, 64  # pixels, and Flux's, that are compared with the CPU: more take minutes
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ def diffusion_workload(settings):
         raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {model}")
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
+    small = replace(denoiser, image_size=min(side, COMPARED_SIDE))
+    if denoiser.takes_tokens:
+        small = replace(small, conditions={name: [COMPARED_TOKENS, n] for name, (_, n) in small.conditions.items()})
     # Tensors for each weight: training adds its gradient, and Adam two more.
     tensors = 1 if settings.phase == "inference" else 2 if settings.optimizer == "sgd" else 4
     return Workload(
@@ -61,12 +64,12 @@ def diffusion_workload(settings):
         unit="steps",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(noise_batches, replace(denoiser, image_size=side)),
-        make_checked=functools.partial(noise_batches, replace(denoiser, image_size=min(side, COMPARED_SIDE))),
+        make_checked=functools.partial(noise_batches, small),
         loss="mean_squared_error",
         sizes=denoiser,
         parameters=denoiser.parameters,
         flops_per_item=flops if side == denoiser.image_size else None,
-        has_convolutions=True,
+        has_convolutions=not denoiser.takes_tokens,
         resident_bytes=tensors * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )

@@ -182,7 +182,8 @@ def main():
     has_peak = any(row["model"] == "matmul-peak" and row["precision"] in SIXTEEN for row in measured)
     if not has_peak and (died := [*filter(has_died, measured)]):
         print(f"16 bits are left out: `make tflops` {died[0]['status']}: {died[0]['note']}", flush=True)
-    memory_gb = host["memory_gb"] if resources.shares_memory(device) else resources.read_card_gb()
+    card_gb = math.ceil(device.memory_bytes / 2**30) if device.memory_bytes else math.inf  # as it is sold
+    memory_gb = host["memory_gb"] if resources.shares_memory(device) else card_gb
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
     more, more_count = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
     measured += more

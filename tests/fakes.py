@@ -57,7 +57,7 @@ class Device:
     def __init__(self, clock, work=lambda i: 0.010):
         self.clock, self.work = clock, work
         self.free_at = 0.0
-        self.steps = 0
+        self.steps, self.notes = 0, []
 
     def step(self):
         self.clock.now += self.SUBMIT_SECONDS

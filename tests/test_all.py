@@ -149,6 +149,8 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     assert len(make_all()[1]) == QUICK
     make_all.device = replace(CUDA, device_name="another card")
     assert len(make_all()[1]) > 1
+    make_all.device = replace(CUDA, device_name="a slice of a card", memory_bytes=10**9)
+    assert len(make_all()[1]) == 1  # the sweep
     make_all.device = CPU
     assert len(make_all(QUICK="0")[1]) == 1 + RUNS * sum("cpu" in line.devices for line in STANDARD_SET)
 

@@ -33,7 +33,7 @@ class Model:
 
 def fake_session(model="resnet50", precision="float32", device="cpu", weight_bits=None, outputs=OUTPUT, **sizes):
     """Return a session whose last step had these inputs and outputs; new steps have others."""
-    context = SimpleNamespace(device=device, precision=precision, weight_bits=weight_bits, seed=0)
+    context = SimpleNamespace(device=device, precision=precision, weight_bits=weight_bits, seed=0, reference_threads=1)
     context.put = lambda *arrays: arrays
     workload = SimpleNamespace(model=model, sizes=SimpleNamespace(**sizes), make_checked=None, inputs_of=lambda x: x)
     session = SimpleNamespace(context=context, workload=workload, model=Model(), notes=[], inputs=OUTPUT)
@@ -101,12 +101,27 @@ def test_a_model_that_is_not_compared_says_why(about, attributes, words):
     assert (error is None, words in " ".join(session.notes)) == (bool(words), True)
 
 
-def test_large_items_are_compared_in_a_smaller_size():
+@pytest.mark.parametrize(
+    ("flops", "threads", "is_small"), [(1e15, 9, True), (0, 9, True), (2e11, 1, True), (2e11, 2, False)]
+)
+def test_large_and_unknown_items_are_compared_in_a_smaller_size(flops, threads, is_small):
     session = fake_session()
-    session.flops_of_item = lambda inputs=None: 1e15
+    session.flops_of_item, session.context.reference_threads = lambda inputs=None: flops, threads
     session.workload.make_checked = lambda count, seed: [(OUTPUT[:count, :10],)]
     assert check.check_output(session, *check.copy_items(session)) == 0
-    assert "smaller" in session.notes[0]
+    assert ("smaller" in str(session.notes)) == is_small
+
+
+@pytest.mark.parametrize(
+    ("names", "precision", "error", "words"),
+    [
+        *((["matmul"], "float16", 0.02, "float64's"), (["matmul", "convolution"], "float16", 0.02, "")),
+        *((["convolution"], "float32", 2e-4, "float64's"), (["convolution"], "bfloat16", 1, "float64's")),
+    ],
+)
+def test_the_limit_of_an_operator_is_larger_for_convolutions_in_16_bits(names, precision, error, words):
+    with refuses(words):
+        check.check_samples((1 + error) * OUTPUT, OUTPUT, dict.fromkeys(names, precision))
 
 
 # The output that was timed
@@ -169,3 +184,11 @@ def rounded(values, bits):
 def test_the_probe_names_the_precision(round_inputs, name):
     a, b, exact = precision.probe_inputs("matmul")
     assert precision.name_precision(precision.relative_error(round_inputs(a) @ round_inputs(b), exact)) == name
+
+
+def test_a_blas_that_fails_is_not_a_precision(monkeypatch):
+    monkeypatch.setattr(precision, "_probed", {})
+    context = fake_session().context
+    context.probe = lambda name, left, right: (2.69 * left @ right, False)
+    with refuses("169%.* BLAS of this cpu .* NumPy"):
+        precision.check_precision(context, has_convolutions=False)

@@ -34,6 +34,7 @@ class Device:
     emulates_bfloat16: bool = False  # which is slow; such a card is fast in float16
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
     rated_bandwidth: float | None = None  # of its memory, in GB/s
+    memory_bytes: int | None = None  # that it can use of a GPU's own, or of its slice (MIG); None: unknown
     # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this type of device.
     why_not_compiled: str | None = None
     note: str = ""  # what the user has to know before the first step
@@ -67,6 +68,7 @@ STATUSES = {
         *("only supported on", "status_not_supported", "support for that dtype"),  # 8 bits on older cards and Macs
         *("find an engine", "no valid engine", "no execution plans support", "no kernel image is available"),
         *("too old to be supported by the triton", "unimplemented:"),  # XLA; a type of TensorFlow has the same word
+        *("unsupported_ptx", "invalid_ptx", "unsupported toolchain"),  # a driver that is older than the kernels
         *("cannot assign a device", "no opkernel was registered", "could not satisfy device specification"),
         *("no working c++ compiler found", "python.h: no such file"),
         *("expected more than 1 value per channel", "requires more than one value per channel"),  # BatchNorm of an item

@@ -8,7 +8,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from bench.host.resources import usable_cores
+
 LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halved often enough, and skip those updates
+
+
+def end_of(values):
+    """Return at most 4,096 values: a whole array of an operator takes longer to the host than its step."""
+    return values[((-1,) * (values.ndim - 1) + (slice(-4096, None),))[: values.ndim]]
 
 
 class Model:
@@ -50,7 +57,7 @@ class DeviceContext:
     put: Callable  # (*arrays) -> a batch or operands on the device, floats in this precision, images in its format
     open_stream: Callable  # (workload, settings) -> endless batches of JPEG files, unless it lacks SCOPE
     synchronize: Callable  # (): waits until all submitted work is complete
-    read: Callable  # (values) -> the norm of their last row, a float, once they are computed
+    read: Callable  # (values) -> the norm of their end_of(), a float, once they are computed
     to_numpy: Callable  # (values) -> the same in NumPy, floats in float32 or float64, images with channels first
     # ("matmul" or "convolution" without padding, left, right) -> (the result, or its first rows, in NumPy, channels
     # first; whether the device's was float16), in this precision. Left and right are float32 in NumPy: matrices, or
@@ -66,6 +73,7 @@ class DeviceContext:
         self.precision, self.weight_bits = settings.precision, settings.weight_bits
         self.seed, self.optimizer = settings.seed, settings.optimizer
         self.compile = settings.compile or False  # None in a command that does not use it
+        self.reference_threads = settings.num_threads or usable_cores()  # that on_cpu() computes with
         self.traces = 0  # how often a function was compiled since the session was opened
 
     def batches_in_order(self, data, order, batch_size):

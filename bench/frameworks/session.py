@@ -199,7 +199,7 @@ class Session:
         if self.workload.samples:
             indices, expected = self.inputs
             got = self.context.to_numpy(self.last_result)[indices].astype(np.float64)
-            check.check_samples(got, expected, list(self.precisions.values()))
+            check.check_samples(got, expected, self.precisions)
         return check.copy_items(self) if self.model and not self.is_trained else None
 
     def close(self):

@@ -81,9 +81,3 @@ def shares_memory(device):
     if device.is_integrated is not None:
         return device.is_integrated
     return device.type != "cuda" or bool((card := find_card()) and card.memory is None)
-
-
-def read_card_gb():
-    """Return the memory of the NVIDIA card in units of 2**30 bytes; infinite if it is unknown."""
-    card = find_card()
-    return card.memory / 1024 if card and card.memory else math.inf

@@ -12,6 +12,7 @@ import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
@@ -25,7 +26,7 @@ MAX_WARMUPS = 2  # times MAX_SECONDS, in a warm-up that does not get steady
 LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_END_SHARE = 0.01  # the part of a window that its end may cost
-MAX_PART_BARRIER_SHARE = 0.05  # the same if a step needs prepare(), and windows have one step
+MAX_BARRIER_SHARE = 0.05  # the same after which it is flagged: windows of a step that needs prepare() have one
 ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
@@ -116,6 +117,7 @@ class Timer:
 
         A block has one step if each step needs prepare(). Returns the seconds per step of the last block.
         """
+        least = max(MIN_BLOCK_SECONDS, 10 * idle_barrier_seconds(self.session, self.clock))  # else it is mostly its end
         start = self.clock()
         steps, block, paces = 0, 1, []
         while True:
@@ -123,7 +125,7 @@ class Timer:
             steps += block
             pace = seconds / block
             elapsed = self.clock() - start
-            if seconds < MIN_BLOCK_SECONDS and not self.session.prepare:
+            if seconds < least and not self.session.prepare:
                 block *= 2  # too short to say anything
             else:
                 paces.append(pace)
@@ -197,6 +199,11 @@ class Timer:
         self.slices.append(self.items_per_step * self.steps / statistics.median(self.windows[begun:]))
         return "slices"
 
+    @property
+    def is_short(self):
+        """Whether a pipeline's queue, which was full or empty at the start, may still show in the total."""
+        return self.is_stream and self.steps * len(self.windows) < ENOUGH_QUEUES * self.session.queue_steps
+
     def find_stop_reason(self, elapsed):
         """Return why no other window follows, or "".
 
@@ -208,9 +215,7 @@ class Timer:
             return "sustain" if elapsed >= self.sustain else ""
         if self.num_items is not None:
             return "num_images" if count * self.steps * self.items_per_step >= self.num_items else ""
-        max_seconds = self.max_seconds
-        if self.is_stream:
-            max_seconds = max(STREAM_SHARE * max_seconds, self.least_seconds)
+        usual = max(STREAM_SHARE * self.max_seconds, self.least_seconds) if self.is_stream else self.max_seconds
         # Looking at the interval after every window would cost time between them and invite a lucky stop: look every
         # 10 %.
         if count >= self.next_look and not self.is_stream:
@@ -219,8 +224,8 @@ class Timer:
             is_narrow = 50 * (high - low) / statistics.median(self.windows) <= TARGET_CI  # half of it, in percent
             if is_narrow and sum(self.windows) >= max(MIN_MEASURED_SECONDS, self.least_seconds):
                 return "target_ci"
-        is_late = elapsed >= max_seconds and count >= LEAST_WINDOWS
-        is_too_late = elapsed >= 3 * max_seconds  # even with a single window
+        is_late = elapsed >= usual and count >= LEAST_WINDOWS and not self.is_short
+        is_too_late = elapsed >= 3 * self.max_seconds  # even with a single window
         return "max_seconds" if is_late or is_too_late else ""
 
     def finish(self, counters, reason):
@@ -238,15 +243,17 @@ class Timer:
         if self.is_stream or self.num_items is not None or self.sustain:
             throughput = items / seconds
         low, high = window_interval(windows)
-        is_part = self.session.prepare and reason != "interrupted"  # Ctrl-C leaves no result to read
-        barrier = idle_barrier_seconds(self.session, self.clock) if is_part else 0
+        # Ctrl-C leaves no result to read.
+        barrier = 0 if reason == "interrupted" else idle_barrier_seconds(self.session, self.clock)
         noticed = {
-            "barrier_shows": barrier > MAX_PART_BARRIER_SHARE * step_seconds,
-            # A queue that was full or empty at the start may still show in the total.
-            "short": self.is_stream and steps * len(windows) < ENOUGH_QUEUES * self.session.queue_steps,
+            "barrier_shows": barrier > MAX_BARRIER_SHARE * statistics.median(windows),
+            "short": self.is_short,
             "uneven": len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput,
         }
         flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
+        if self.is_short and reason == "max_seconds":
+            enough = ENOUGH_QUEUES * self.session.queue_steps * seconds / (steps * len(windows)) / 3
+            self.session.notes.append(f"MAX_SECONDS={math.ceil(1.1 * enough)} is enough for this pipeline")
         return readings | {
             "status": "interrupted" if reason == "interrupted" else "ok",
             "throughput": throughput,
@@ -267,12 +274,13 @@ class Timer:
         }
 
     def list_rates(self):
-        """Return at most 100 rates: of each window, or of equal groups of neighbours; if sustained of 10 s each."""
-        periods = max(1, round(sum(self.windows) / SUSTAINED_SECONDS))
-        most = min(MOST_RATES, periods) if self.sustain else MOST_RATES
-        size = math.ceil(len(self.windows) / most)
-        groups = [self.windows[start : start + size] for start in range(0, len(self.windows), size)]
-        return [self.items_per_step * self.steps * len(group) / sum(group) for group in groups]
+        """Return at most 100 rates: of each window, or of neighbours in equal times; if sustained of 10 s each."""
+        total = sum(self.windows)
+        periods = min(MOST_RATES, max(1, round(total / SUSTAINED_SECONDS))) if self.sustain else MOST_RATES
+        groups = {}
+        for window, began in zip(self.windows, accumulate(self.windows, initial=0.0), strict=False):
+            groups.setdefault(int(periods * began / total), []).append(window)
+        return [self.items_per_step * self.steps * len(group) / sum(group) for group in groups.values()]
 
     def measure_epoch(self, order):
         """Return (seconds, flags) of one pass over the training data in this order of items."""

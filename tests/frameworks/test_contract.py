@@ -104,6 +104,7 @@ def test_close_frees_the_model():
         (RuntimeError("CUDA out of memory. Tried"), "out_of_memory"),
         (RuntimeError("[metal::malloc] Resource limit (499000) exceeded."), "out_of_memory"),
         (RuntimeError("CUDA error: no kernel image is available for execution on the device"), "unsupported"),
+        (RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION"), "unsupported"),
         (RuntimeError("No working C++ compiler found in torch._inductor.config.cpp.cxx: (None, 'g++')"), "unsupported"),
         (RuntimeError(f"CUDA-capable device(s) is/are {process.TAKEN}"), "failed"),
         (RuntimeError("odd"), "failed"),
@@ -191,6 +192,17 @@ def test_operators_are_measured(monkeypatch, precision):
         session = open_session.operator(workload, precision)
         assert_measured(session, 1)
         assert set(session.precisions.values()) == {precision}
+
+
+@pytest.mark.parametrize(("shape", "norm"), [(2**26, 64), ((2, 3, 4), 2), ((), 1)])
+def test_a_read_takes_at_most_4096_values_to_the_host(monkeypatch, shape, norm):
+    context, moved, as_array = FRAMEWORK.DeviceContext(open_session.settings("mlp")), [], np.asarray
+    (values,) = context.put(np.ones(shape, np.float32))
+    monkeypatch.setattr(context, "device", "cuda")
+    monkeypatch.setattr(np, "asarray", lambda values, *how: moved.append(np.size(values)) or as_array(values, *how))
+    read = getattr(FRAMEWORK, "KerasContext", FRAMEWORK.DeviceContext).read  # PyTorch and MLX read a number
+    assert read(context, values) == pytest.approx(norm)
+    assert max(moved, default=0) <= 4096
 
 
 @pytest.mark.skipif(TESTED == "torch", reason="it has 8 bits")

@@ -3,6 +3,7 @@
 import csv
 import functools
 import pickle
+import warnings
 from multiprocessing import queues
 from types import SimpleNamespace
 
@@ -55,6 +56,16 @@ def test_training_has_its_optimizer_and_training_mode(optimizer):
     assert model.uncompiled.training
 
 
+def test_only_a_model_with_grouped_convolutions_is_compared_in_one_thread(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    for script, model, threads in (
+        ("image", "resnet18", 7),
+        ("image", "mobilenet_v2", 1),
+        ("diffusion", "tiny-ddpm", 7),
+    ):
+        assert open_session(script, "inference", MODEL=model).context.reference_threads == threads
+
+
 def test_images_lie_in_the_memory_format_asked_for():
     for memory_format, is_last in (("channels_first", False), ("channels_last", True)):
         (images,), _ = next(open_session("image", "inference", MEMORY_FORMAT=memory_format).batches)
@@ -74,21 +85,21 @@ def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
 # Devices that are not here
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("AVX512", False)])
+@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("DEFAULT", True), ("AVX512", False)])
 def test_a_cpu_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).emulates_bfloat16 == expected
 
 
-MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384}  # of an RTX 4090
+MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384, "total_memory": 10**10}  # of an RTX 4090, but
 
 
 @pytest.mark.parametrize(
     ("capability", "properties", "expected"),
     [
-        ((7, 5), {"is_integrated": 0} | MEMORY, (True, False, 1008.096)),
-        ((8, 9), {"is_integrated": 0, "memory_clock_rate": 0, "memory_bus_width": 384}, (False, False, None)),
-        ((12, 1), {"is_integrated": 1} | MEMORY, (False, True, None)),
+        ((7, 5), {"is_integrated": 0} | MEMORY, (True, False, 1008.096, 10**10)),
+        ((8, 9), {"is_integrated": 0} | MEMORY | {"memory_clock_rate": 0}, (False, False, None, 10**10)),
+        ((12, 1), {"is_integrated": 1} | MEMORY, (False, True, None, 10**10)),
     ],
 )
 def test_a_card_and_its_memory_are_known(monkeypatch, capability, properties, expected):
@@ -99,7 +110,7 @@ def test_a_card_and_its_memory_are_known(monkeypatch, capability, properties, ex
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: SimpleNamespace(**properties))
     found = on_torch.find_device(read_settings("llm", {}))
     assert (found.type, found.device_name) == ("cuda", "NVIDIA Alias")
-    assert (found.emulates_bfloat16, found.is_integrated, found.rated_bandwidth) == expected
+    assert (found.emulates_bfloat16, found.is_integrated, found.rated_bandwidth, found.memory_bytes) == expected
 
 
 # The pipeline
@@ -162,6 +173,16 @@ def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_
     with pytest.raises(MeasurementError, match="threads"):
         context.check_switches(usual + 1)
     assert [device.num_threads for device in found] == [1, 2]
+    with warnings.catch_warnings(record=True) as shown:
+        on_torch.find_device(read_settings("mlp", {}))
+        warnings.warn("mkldnn_matmul failed, switching to BLAS gemm:\n 116 lines", stacklevel=1)
+    assert not shown
+
+
+def test_an_old_pytorch_has_no_float8(monkeypatch):
+    monkeypatch.delattr(on_torch.functional, "ScalingType")
+    with pytest.raises(MeasurementError, match=r"2\.10"):
+        on_torch.OPERATORS["matmul-8bit"](*[torch.zeros((16, 16), dtype=torch.float8_e4m3fn)] * 2)
 
 
 def test_compile_takes_the_modes_of_torch(monkeypatch):

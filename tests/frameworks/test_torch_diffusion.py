@@ -5,6 +5,7 @@ import pytest
 
 from checks import count_flops
 from diffusion_benchmark import DENOISERS
+from tests.fakes import describe
 from tests.frameworks.sessions import TINY_DENOISERS, Opener, assert_measured
 
 open_session = Opener("torch")
@@ -15,6 +16,11 @@ def test_the_counts_are_those_of_the_counter(name):
     denoiser = DENOISERS[name]
     expected = denoiser.parameters, denoiser.inference_flops, denoiser.training_flops
     assert count_flops.count_denoiser(name) == expected
+
+
+def test_the_prompt_of_what_is_compared_is_short():
+    batch, *_ = describe("diffusion", MODEL="flux.2-klein-4b").make_checked(1, 0)
+    assert [each.shape for each in batch] == [(1, 64, 128), (1,), (1, 64, 7680), (1, 64, 4), (1, 64, 4), (1, 64, 128)]
 
 
 @pytest.mark.parametrize("phase", ["inference", "training"])

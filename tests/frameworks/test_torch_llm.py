@@ -6,6 +6,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import llm_benchmark
+from bench.settings import SettingError
 from llm_benchmark import DECODERS
 from tests.frameworks.sessions import describe_llm, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
@@ -19,6 +20,12 @@ def test_weights_and_cache_have_the_precision_asked_for():
     assert {each.dtype for each in [*model.uncompiled.parameters(), *cached]} == {torch.bfloat16}
     stored = sum(each.nbytes for each in cached)
     assert stored == 2 * llm_benchmark.cache_bytes(DECODERS["tiny-llama"], 7, "bfloat16")
+
+
+def test_an_old_transformers_is_one_line(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "5.3.1")
+    with pytest.raises(SettingError, match="transformers>="):
+        open_llm()
 
 
 def test_an_adapter_adds_its_product_to_the_frozen_weights():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from bench.timing.intervals import median_interval, p95
+from bench.timing.intervals import _exact_rank, median_interval, p95
 
 
 def test_p95_needs_59_single_steps():
@@ -36,3 +36,8 @@ def test_the_extreme_ones_of_nine_or_more_samples_are_left_out(count, ends):
     samples = range(1, count + 1)
     zigzag = [each for pair in zip(samples, reversed(samples), strict=True) for each in pair][:count]  # uncorrelated
     assert median_interval(zigzag) == ends
+
+
+def test_the_rank_of_many_samples_goes_on_where_the_exact_one_ends():
+    assert [_exact_rank(count) for count in (998, 999, 1000, 1001, 1002)] == [468, 469, 469, 469, 470]
+    assert _exact_rank(3_000_000) == pytest.approx(1.5e6 - 1697, abs=1)

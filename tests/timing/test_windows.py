@@ -4,6 +4,7 @@ import gc
 import itertools
 import math
 import random
+import re
 import statistics
 from collections import Counter
 from contextlib import nullcontext
@@ -189,6 +190,14 @@ def test_windows_outlast_the_clock_and_the_barrier():
     assert result.step_seconds_p95 is None  # several steps share a window
 
 
+@pytest.mark.parametrize("read", [0.1, 0.2])
+def test_a_slow_read_is_neither_the_pace_of_a_step_nor_in_the_rate_unless_that_is_flagged(read):
+    fake = steps_of(0.0001)
+    fake.READ_SECONDS = read
+    assert 0.97 < 0.0001 * run(fake).throughput < 1.03
+    assert run(fake, num_items=10).flags == "barrier_shows"
+
+
 def test_windows_outlast_the_time_that_a_device_needs_to_get_going_again():
     class Idling(Device):
         def step(self):
@@ -207,9 +216,13 @@ def test_stalls_that_the_median_hides_are_flagged():
     assert run(noisy(0.03, 0.2)).flags == ""
 
 
-@pytest.mark.parametrize(("faults", "system", "flags"), [(9000, 1, "page_faults"), (9000, 0.01, ""), (9, 1, "")])
-def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monkeypatch, faults, system, flags):
+@pytest.mark.parametrize(
+    ("faults", "system", "queue", "flags"),
+    [(9000, 1, None, "page_faults"), (9000, 0.01, None, ""), (9, 1, None, ""), (9000, 1, 2, "")],
+)
+def test_memory_that_is_handed_out_in_each_step_is_flagged_if_it_takes_time(monkeypatch, faults, system, queue, flags):
     fake, used = steps_of(0.1), {"ru_minflt": faults, "ru_utime": 1, "ru_stime": system}  # of each step
+    fake.queue_steps = queue
     usage = lambda who: SimpleNamespace(**{name: number * fake.steps for name, number in used.items()})  # noqa: E731
     monkeypatch.setattr(check.resource, "getrusage", usage)
     assert run(fake).flags == flags
@@ -261,7 +274,9 @@ def run_pipeline(max_seconds=3.0, **pipeline):
     """Measure a pipeline whose queue has long been full."""
     fake = Pipeline(Clock(), **pipeline)
     fake.clock.now = 1000.0
-    return run(fake, max_seconds=max_seconds)
+    result = run(fake, max_seconds=max_seconds)
+    result.notes = " ".join(fake.notes)
+    return result
 
 
 def test_a_full_queue_is_not_given_away():
@@ -271,8 +286,12 @@ def test_a_full_queue_is_not_given_away():
 
 
 def test_a_pipeline_measured_for_a_few_queues_is_flagged():
-    assert "short" in run_pipeline(prepare=0.5).flags
-    assert "short" not in run_pipeline(prepare=0.02).flags
+    result = run_pipeline(prepare=0.5)
+    assert result.flags == "short"
+    enough = float(re.search(r"MAX_SECONDS=(\d+)", result.notes)[1])
+    for max_seconds, prepare in ((enough, 0.5), (3, 0.2), (3, 0.02)):  # up to three times MAX_SECONDS
+        result = run_pipeline(max_seconds, prepare=prepare)
+        assert (result.flags, result.notes) == ("", "")
     slow = run_pipeline(max_seconds=10, prepare=0.1, step=2.0, workers=16)
     assert slow.warmup_seconds < 45  # draining it ends in time
     assert slow.steps_per_window == 1
@@ -303,6 +322,11 @@ def test_a_run_has_a_rate_for_each_window_or_ten_seconds_and_at_most_a_hundred(l
     assert len(rates) == (count or found.windows)
     assert rates == pytest.approx([found.throughput] * len(rates), rel=0.01)
     assert found.seconds == pytest.approx(limits.get("sustain", found.seconds), abs=0.5)
+
+
+def test_the_rates_of_a_run_that_gets_slower_are_of_ten_seconds_each():
+    timer = timer_of(steps_of(1), sustain=60, windows=[0.01] * 1000 + [1 / 30] * 1500)
+    assert timer.list_rates() == pytest.approx([100] + 5 * [30], rel=0.01)  # kept / burst of 30 s: 56 %
 
 
 # The truth of five processes, whose speeds differ by 2 %

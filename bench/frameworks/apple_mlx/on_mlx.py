@@ -30,10 +30,11 @@ OPTIMIZERS = {
 def find_device(settings):
     """Return the Device to run on."""
     kind = choose_device(settings.use_gpu)
-    name = None if kind == "cpu" else mx.device_info()["device_name"]
+    about = mx.device_info() if kind != "cpu" else {}
     # On a CPU the operators of a stream run one after the other in one thread; the BLAS of a Mac may use more.
     version = mx.__version__  # pyright: ignore[reportAttributeAccessIssue]  # not in MLX's stubs
-    return Device(kind, name, version, num_threads=1)
+    memory = about.get("total_memory")  # of CUDA
+    return Device(kind, about.get("device_name"), version, num_threads=1, memory_bytes=memory)
 
 
 def choose_device(use_gpu):
@@ -101,6 +102,8 @@ class DeviceContext(base.DeviceContext):
         os.environ["MLX_ENABLE_TF32"] = str(int(self.precision == "tf32"))
         mx.random.seed(self.seed)
         self.stream = mx.default_device()
+        if not mx.metal.is_available():
+            self.reference_threads = 1  # a plain BLAS: 3 GFLOP/s
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
         mx.clear_cache()
         self.used_before = mx.get_active_memory()
@@ -140,7 +143,7 @@ class DeviceContext(base.DeviceContext):
         return copies
 
     def read(self, values):
-        return mx.linalg.norm(values[(-1,) * (values.ndim - 1)].astype(mx.float32)).item()
+        return mx.linalg.norm(base.end_of(values).astype(mx.float32)).item()
 
     def reset_peak_memory(self):
         mx.clear_cache()
@@ -168,6 +171,9 @@ class Model(base.Model):
         name = context.optimizer
         self.optimizer = optimizer = OPTIMIZERS[name](LEARNING_RATES[name])
         optimizer.init(module.trainable_parameters())
+        matrices = [name for name, each in self.trained_weights().items() if each.ndim > 1]  # 16 bits leave norms at 1
+        path, _, self.last_name = matrices[-1].rpartition(".")
+        self.last_layer = dict(module.named_modules())[path]
         self.state = [module, optimizer.state, mx.random.state]  # everything that a step replaces
         differentiate = nn.value_and_grad(module, lambda *batch: cross_entropy(module(*batch[:-1]), batch[-1]))
 
@@ -188,7 +194,7 @@ class Model(base.Model):
         """Run all of it as one function."""
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
-        return [each for each in self.trained_weights().values() if each.ndim > 1][-1]  # 16 bits leave norms at 1
+        return self.last_layer[self.last_name]
 
     def trained_weights(self):
         return dict(tree_flatten(self.module.trainable_parameters()))

@@ -46,11 +46,9 @@ class KerasContext(base.DeviceContext):
 
     def probe(self, name, left, right):
         operands = [ops.cast(each, self.policy.compute_dtype) for each in self.put(left, right)]
-        if name == "matmul":
-            output = self.operators["matmul"](*operands)
-            return self.to_numpy(output), output.dtype == "float16"
-        output = self.operators["conv3x3"](*operands)
-        return self.to_numpy(output)[..., 1:-1, 1:-1], output.dtype == "float16"  # without the padded border
+        output = self.operators[{"convolution": "conv3x3"}.get(name, name)](*operands)
+        whole = slice(None) if name == "matmul" else (..., slice(1, -1), slice(1, -1))  # without the padded border
+        return self.to_numpy(output)[whole], output.dtype == "float16"
 
     def put(self, *arrays):
         tensors = []
@@ -70,9 +68,8 @@ class KerasContext(base.DeviceContext):
 
     def read(self, values):
         # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy.
-        if self.device == "cpu":
-            values = np.asarray(values)
-        return float(np.linalg.norm(np.asarray(values[(-1,) * (values.ndim - 1)]).astype(np.float32)))
+        values = base.end_of(np.asarray(values) if self.device == "cpu" else values)
+        return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
 
     def on_cpu(self):
         """Return this context for the reference."""

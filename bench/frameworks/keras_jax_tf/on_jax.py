@@ -7,37 +7,53 @@ os.environ["KERAS_BACKEND"] = "jax"  # not what ~/.keras/keras.json says
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # else JAX takes 75 % of a card's memory
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import keras
 
-from bench.frameworks import Device, base, session
+from bench.frameworks import TAKEN, Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
 from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
 from bench.host.resources import usable_cores
+from bench.settings import SettingError
 
 
 def find_device(settings):
     """Return the Device to run on, and set the number of threads, which XLA reads when it starts."""
-    if settings.num_threads or not os.environ.get("NPROC"):
+    if settings.num_threads or not os.environ.get("NPROC", "").isdecimal():
         os.environ["NPROC"] = str(settings.num_threads or usable_cores())
-    device = choose_device(settings.use_gpu)
-    kind = name_of(device)
-    name = None if kind == "cpu" else device.device_kind
-    threads = int(os.environ["NPROC"])
-    return Device(kind, name, jax.__version__, threads, why_not_compiled="" if kind == "cuda" else None)
+    about = jax.__version__, int(os.environ["NPROC"])
+    try:
+        device = choose_device(settings.use_gpu)
+    except RuntimeError:  # the session fails with the reason
+        return Device("cuda", None, *about)
+    if device.platform == "cpu":
+        return Device("cpu", None, *about)
+    memory = (device.memory_stats() or {}).get("bytes_limit")  # by default 75 % of a card's
+    return Device(
+        device.platform.replace("gpu", "cuda"), device.device_kind, *about, memory_bytes=memory, why_not_compiled=""
+    )
 
 
 def choose_device(use_gpu):
-    """Return JAX's device, a GPU if there is one and use_gpu allows it; the same at every call."""
-    if use_gpu is False:
-        jax.config.update("jax_platforms", "cpu")  # a GPU is then not even opened
-        return jax.devices("cpu")[0]
-    return jax.devices()[0]
+    """Return JAX's device, a GPU if there is one and use_gpu allows it; the same at every call.
 
-
-def name_of(device):
-    """Return "cpu" or "cuda", which JAX calls gpu."""
-    return {"gpu": "cuda"}.get(device.platform, device.platform)
+    Raises SettingError if what was asked for is not there, RuntimeError if another process has the card or its memory.
+    """
+    if use_gpu is not False:
+        try:
+            return jax.devices()[0]
+        except (AssertionError, RuntimeError) as error:
+            if TAKEN in str(error) or "out of memory" in str(error).lower():
+                jax.extend.backend.clear_backends()  # or the next call would return the CPU
+                raise
+            if platforms := os.environ.get("JAX_PLATFORMS"):
+                raise SettingError(f"JAX finds no device of JAX_PLATFORMS={platforms!r}: unset it") from None
+            if use_gpu:
+                words = f"USE_GPU=1, but JAX cannot open the GPU: {str(error).splitlines()[0]}: unset USE_GPU"
+                raise SettingError(words) from None
+    jax.config.update("jax_platforms", "cpu")  # a GPU is then not even opened
+    return jax.devices("cpu")[0]
 
 
 LAYOUT = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
@@ -54,13 +70,9 @@ OPERATORS = {
 }
 
 
-def variables_of(model):
-    return model.trainable_variables, model.non_trainable_variables
-
-
 def values_of(model):
     """Return a model's values: (trainable, all others), as stateless_call() takes them."""
-    return tuple([variable.value for variable in variables] for variables in variables_of(model))
+    return tuple([each.value for each in some] for some in (model.trainable_variables, model.non_trainable_variables))
 
 
 class Model(KerasModel):
@@ -96,9 +108,9 @@ class Model(KerasModel):
         self._train = self._jit(train, donate_argnums=(0, 1, 2))
 
     def write_variables(self):
-        for variables, values in zip(variables_of(self.keras_model), (self.trained, self.others), strict=True):
-            for variable, value in zip(variables, values, strict=True):
-                variable.assign(value)
+        variables = self.keras_model.trainable_variables + self.keras_model.non_trainable_variables
+        for variable, value in zip(variables, self.trained + self.others, strict=True):
+            variable.assign(value)
 
     def _jit(self, function, **options):
         return jax.jit(self.context.counted(function), **options)
@@ -135,13 +147,13 @@ class DeviceContext(KerasContext):
 
     def __init__(self, settings):
         self.place = choose_device(settings.use_gpu)
-        super().__init__(name_of(self.place), settings)
+        super().__init__(self.place.platform.replace("gpu", "cuda"), settings)
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
 
     def read(self, values):
         # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
-        return super().read(values if self.device == "cpu" else jnp.copy(values))
+        return super().read(values if self.device == "cpu" else jnp.copy(base.end_of(values)))
 
     def batches_in_order(self, data, order, batch_size):
         for start in range(0, len(order), batch_size):

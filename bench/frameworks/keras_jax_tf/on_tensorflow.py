@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+from contextlib import suppress
 from functools import partial
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # not what ~/.keras/keras.json says
@@ -10,14 +11,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 import tensorflow as tf
+from tensorflow.python.client import device_lib  # nothing public says how much memory a card has
 from tensorflow.python.eager import context as eager  # nothing public says where an operator of a graph runs
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
 from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
+from bench.host import environment
 from bench.host.resources import USABLE_CPUS, usable_cores
+from bench.settings import SettingError
 from bench.timing import MeasurementError
 
+CUDA_12_5 = 555  # the first driver with it: older ones cannot read the PTX in TensorFlow's wheel
 # The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "FusedBatchNorm")
 
@@ -29,20 +34,26 @@ def find_device(settings):
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         tf.config.threading.set_inter_op_parallelism_threads(threads)
     kind = choose_device(settings.use_gpu)
-    name = None
-    note = ""
-    if kind == "cuda":  # Metal's plug-in calls every chip METAL
-        details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
-        name = details.get("device_name")
-        note = explain_new_card(details.get("compute_capability"))
-    return Device(kind, name, tf.__version__, threads, note=note, why_not_compiled="" if kind == "cuda" else None)
+    if kind != "cuda":  # Metal's plug-in calls every chip METAL
+        return Device(kind, None, tf.__version__, threads)
+    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    name, note = details.get("device_name"), explain_new_card(details.get("compute_capability"))
+    memory = None
+    with suppress(Exception):  # another process may have the card: the session says so
+        devices = device_lib.list_local_devices(tf.compat.v1.ConfigProto(gpu_options={"allow_growth": True}))
+        memory = next(each.memory_limit for each in devices if each.device_type == "GPU")
+    return Device(kind, name, tf.__version__, threads, memory_bytes=memory, note=note, why_not_compiled="")
 
 
 def explain_new_card(capability):
-    """Return a clause if kernels for a card must be compiled from PTX first; TensorFlow's own log would not show it."""
+    """Return a clause if a card's kernels are compiled from PTX, which no log shows; SettingError if that fails."""
     built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
-    if not (capability and built) or any(re.match(rf"sm_{capability[0]}\d\b", each) for each in built):
+    if not (capability and built) or any(re.match(rf"sm_{capability[0]}\d\D?$", each) for each in built):
         return ""
+    drivers = [int(card.driver.partition(".")[0]) for card in environment.list_cards()]
+    if capability[0] >= 10 or (capability[0] == 9 and min(drivers, default=CUDA_12_5) < CUDA_12_5):
+        words = f"TensorFlow {tf.__version__} has no kernels for this card: set FRAMEWORK=torch or jax, or USE_GPU=0"
+        raise SettingError(words)
     return f"TensorFlow first compiles kernels for compute capability {capability[0]}.x, which may take half an hour"
 
 

@@ -9,6 +9,7 @@ import gc
 import os
 import platform
 import sys
+import warnings
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from typing import Any
@@ -45,6 +46,8 @@ def find_device(settings):
     if torch.__version__ < (oldest := "2.15" if sys.platform == "darwin" else "2.9"):
         words = f"PYTHON={sys.executable!r} has PyTorch {torch.__version__}, which is too old"
         raise SettingError(f"{words}: `pip install 'torch>={oldest}'` there, or unset PYTHON")
+    # Of a CPU without bfloat16; 117 lines of C++ follow, and the row has the measured precision.
+    warnings.filterwarnings("ignore", "mkldnn_matmul failed")
     ranks = read_ranks()
     kind = choose_device(settings.use_gpu)
     count = 0 if kind == "cpu" else torch.accelerator.device_count()
@@ -62,7 +65,7 @@ def find_device(settings):
     is_integrated = bool(getattr(properties, "is_integrated", False)) if properties else None
     is_nvidia = kind == "cuda" and not torch.version.hip
     is_old_card = is_nvidia and torch.cuda.get_device_capability() < (8, 0)
-    is_old_cpu = kind == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    cpu = f"{kind} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     # Two transfers in each period of the memory's clock (kHz); 0 if the driver does not tell.
     kilobits = 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0)
     return Device(
@@ -70,8 +73,9 @@ def find_device(settings):
         device_name=None if kind in ("cpu", "mps") else torch.get_device_module(kind).get_device_name(),
         framework_version=torch.__version__,
         num_threads=torch.get_num_threads(),
-        emulates_bfloat16=is_old_cpu or is_old_card,
+        emulates_bfloat16=cpu in ("cpu x86_64 AVX2", "cpu x86_64 DEFAULT") or is_old_card,
         is_integrated=is_integrated,
+        memory_bytes=getattr(properties, "total_memory", None),
         rated_bandwidth=(kilobits / 8e6 or None) if is_nvidia and not is_integrated else None,
         why_not_compiled=environment.explain_missing_compiler() if is_nvidia else None,
     )
@@ -168,6 +172,8 @@ def matmul_of_bytes(a, b):
     """Multiply A by the transpose of B: int8 gives int32, float8 gives bfloat16."""
     if a.dtype == torch.int8:
         return torch._int_mm(a, b.t())
+    if not hasattr(functional, "ScalingType"):
+        raise MeasurementError("unsupported", f"float8 needs PyTorch 2.10, and this is {torch.__version__}")
     scale = scale_of_one(a.device)
     scaling = functional.ScalingType.TensorWise
     return functional.scaled_mm(a, b.t(), scale, scaling, scale, scaling)
@@ -249,6 +255,9 @@ class DeviceContext(base.DeviceContext):
         module = BUILDERS[workload.name](workload)
         if hasattr(module, "fill"):  # it was built without memory
             module.fill(self.device, self.dtype)
+        # Groups of a MobileNet are thousands of small operators: 0.6 s in one thread, up to 17 s in two.
+        is_grouped = any(getattr(each, "groups", 1) > 1 for each in module.modules())
+        self.reference_threads = 1 if is_grouped else torch.get_num_threads()
         calibrate(module, map(torch.from_numpy, inputs))
         module = module.to(self.device, self.dtype, memory_format=self.format)
         kind = on_torch_llm.CachedModel if phase in ("prefill", "decode") else Model
@@ -263,14 +272,12 @@ class DeviceContext(base.DeviceContext):
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
-    def on_cpu(self, workload):
+    def on_cpu(self):
         """Return the context of a reference: the CPU in float32."""
         context = copy.copy(self)
         context.device, context.dtype, context.compile = "cpu", torch.float32, False
         context.format = torch.contiguous_format
-        # Groups of a MobileNet are thousands of small operators: 0.6 s in one thread, up to 17 s in two.
-        threads = 1 if workload.has_convolutions else torch.get_num_threads()
-        context.autocast = functools.partial(without_onednn, threads)
+        context.autocast = functools.partial(without_onednn, self.reference_threads)
         return context
 
     def compiled(self, module):
@@ -302,8 +309,7 @@ class DeviceContext(base.DeviceContext):
         return (values.float() if is_short else values).contiguous().numpy()
 
     def read(self, values):
-        row = values.detach()[(-1,) * (values.ndim - 1)]
-        return torch.linalg.vector_norm(row.float()).item()
+        return torch.linalg.vector_norm(base.end_of(values.detach()).float()).item()
 
     def synchronize(self):
         if self.device != "cpu":

@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional
 
 from bench.frameworks.pytorch.on_torch_model import Model
+from bench.settings import SettingError
 from bench.workloads.data import POOL_STRIDE, POOL_VALUES
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
 
@@ -63,6 +64,8 @@ class TorchDecoder(torch.nn.Module):
         import transformers  # takes ten seconds, so only if needed
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+        if torch.torch_version.TorchVersion(transformers.__version__) < "5.4":  # its cache has no tensor of its length
+            raise SettingError(f"transformers {transformers.__version__} is too old: `pip install 'transformers>=5.4'`")
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
         name = "Qwen3" if sizes.is_qwen else "Llama"

@@ -126,4 +126,4 @@ class Model(base.Model):
         return self.context.to_numpy(outputs), [each.float().norm().item() for each in gradients]
 
     def on_cpu(self):
-        return type(self)(self.context.on_cpu(self.workload), copy_to_cpu(self.uncompiled), self.workload)
+        return type(self)(self.context.on_cpu(), copy_to_cpu(self.uncompiled), self.workload)
