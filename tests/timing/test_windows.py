@@ -110,7 +110,7 @@ def test_steps_counted_are_steps_executed(num_items, given):
     fake = steps_of(0.004)
     counts = []
     watch = SimpleNamespace(start=lambda: counts.append(fake.steps), look=lambda items: None)
-    watch.stop = lambda: counts.append(fake.steps) or (["contended"], {"temperature_c": 61})
+    watch.stop = lambda **_: counts.append(fake.steps) or (["contended"], {"temperature_c": 61})
     result = run(fake, items=64, watch=watch, max_seconds=0.1, num_items=num_items)
     steps = counts[1] - counts[0]
     assert steps == result.windows * result.steps_per_window
@@ -307,7 +307,7 @@ def test_windows_of_a_pipeline_leave_nothing_out():
     clock = Ticking()
     fake = Pipeline(clock, prepare=0.1)
     began = []
-    watch = SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda: ([], {}), look=lambda items: None)
+    watch = SimpleNamespace(start=lambda: began.append(clock.now), stop=lambda **_: ([], {}), look=lambda items: None)
     found = run(fake, watch=watch)
     assert found.seconds == pytest.approx(fake.taken[-1] - began[0], abs=0.01)
     assert found.windows > 6
