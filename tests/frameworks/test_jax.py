@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import jax
 import pytest
 
-from bench.frameworks import TAKEN
 from bench.frameworks.keras_jax_tf import on_jax
+from bench.process import TAKEN
 from bench.settings import SettingError, read_settings
 from tests.frameworks.sessions import Opener
 

@@ -46,7 +46,7 @@ class KerasContext(base.DeviceContext):
 
     def probe(self, name, left, right):
         operands = [ops.cast(each, self.policy.compute_dtype) for each in self.put(left, right)]
-        output = self.operators[{"convolution": "conv3x3"}.get(name, name)](*operands)
+        output: Any = self.operators[{"convolution": "conv3x3"}.get(name, name)](*operands)
         whole = slice(None) if name == "matmul" else (..., slice(1, -1), slice(1, -1))  # without the padded border
         return self.to_numpy(output)[whole], output.dtype == "float16"
 

@@ -11,10 +11,11 @@ import jax.extend
 import jax.numpy as jnp
 import keras
 
-from bench.frameworks import TAKEN, Device, base, session
+from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
 from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
 from bench.host.resources import usable_cores
+from bench.process import TAKEN
 from bench.settings import SettingError
 
 

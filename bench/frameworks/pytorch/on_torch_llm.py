@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional
+from torch.torch_version import TorchVersion
 
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.settings import SettingError
@@ -64,7 +65,7 @@ class TorchDecoder(torch.nn.Module):
         import transformers  # takes ten seconds, so only if needed
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        if torch.torch_version.TorchVersion(transformers.__version__) < "5.4":  # its cache has no tensor of its length
+        if TorchVersion(transformers.__version__) < "5.4":  # its cache has no tensor of its length
             raise SettingError(f"transformers {transformers.__version__} is too old: `pip install 'transformers>=5.4'`")
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
