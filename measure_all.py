@@ -145,7 +145,8 @@ def measure_benchmarks(benchmarks, blank, host, folder):
             rows = rows_by_run[run]
             number = max(list_processes(rows), default=0) + 1
             if disturbed := sorted(list_disturbed(rows)):
-                log.info("process %d, because %s disturbed:", number, " and ".join(f"process {n}" for n in disturbed))
+                names = " and ".join(f"process {each}" for each in disturbed)
+                log.info("process %d, because %s %s disturbed", number, names, "were" if disturbed[1:] else "was")
             begun[run] += 1
             try:
                 measure_rounds({run: rows}, host, show, [number], LIMIT)

@@ -219,7 +219,7 @@ class Child:
         if status in (None, 0, MISTAKE, INTERRUPTED):
             return None
         if status == -signal.SIGKILL:
-            fix = "choose a smaller BATCH_SIZE or MODEL"
+            fix = "choose a smaller BATCH_SIZE, MODEL or SIZES"
             return "out_of_memory", f"ended by signal {-status}, probably because memory ran out: {fix}"
         if status == -signal.SIGALRM:
             return "timed_out", f"stopped after {self.limit:.0f} s"
