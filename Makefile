@@ -68,7 +68,7 @@ doctor: ## what can run here, what cannot, and how to fix it
 	@$(call any_python,-m bench.doctor)
 
 install: $(READY) ## install PyTorch, or FRAMEWORK (all: every one)
-	@$(if $(filter all,$(FRAMEWORK_NAMES)),,($(call find_python,-m bench.settings install); :) &&) echo "$(INSTALLED)"
+	@$(if $(filter all,$(FRAMEWORK_NAMES)),,($(call find_python,-m bench.settings); :) &&) echo "$(INSTALLED)"
 
 all: $(READY) ## the standard set and a results card (QUICK=1: in minutes)
 	@$(RUN) measure_all.py
@@ -135,7 +135,7 @@ python:
 # A mistake in the settings of these commands is told before gigabytes are installed.
 CHECKED := $(filter all image mlp transformer llm diffusion tflops best plot compare \
     $(if $(filter all,$(FRAMEWORK_NAMES)),,install),$(MAKECMDGOALS))
-INSTALL = $(if $(CHECKED),($(call find_python,-m bench.settings $(CHECKED)); :) &&) \
+INSTALL = $(if $(CHECKED),($(call find_python,-m bench.settings); :) &&) \
     sh bench/install.sh $< $(@D) && touch $@
 
 .venv/installed: $(if $(IS_MAC),requirements-mac.txt,requirements-cuda.txt requirements/torch-cuda12.txt) requirements/common.txt bench/install.sh

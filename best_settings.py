@@ -24,7 +24,7 @@ from bench.records import report, tables
 from bench.records.columns import COLUMNS, describe_work
 from bench.records.verdict import compare_runs
 from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
-from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, list_runs, read_runs
+from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, list_runs, read_runs, read_settings
 
 log = logging.getLogger("bench")
 
@@ -61,7 +61,7 @@ def list_values(runs, device):
     Args:
         runs: what the lists of the environment ask for, as read_runs() returns them; the first has the defaults.
     """
-    settings = runs[0].settings.on(device.type, device.emulates_bfloat16)
+    settings = read_settings(runs[0].command, runs[0].environ, device.type, device.emulates_bfloat16)
     left_out = NOT_IN_TRAINING if settings.phase == "training" else ()
     left_out += NOT_ON.get(device.type, ())
     if device.emulates_bfloat16 and settings.phase != "decode":  # which reads half of the bytes
@@ -203,7 +203,7 @@ def main():
     host = read_machine(runs)
     device = find_device(runs[0])
     values = list_values(runs, device)
-    settings = runs[0].settings.on(device.type)
+    settings = read_settings(runs[0].command, runs[0].environ, device.type)
     # In prefill and decode a larger batch is another task: more sequences at once.
     doubles = "BATCH_SIZE" not in runs[0].environ and settings.phase not in GENERATION
     if not doubles and not any(values.values()):

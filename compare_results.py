@@ -25,7 +25,7 @@ from bench.plots import table
 from bench.records import likeness, report, results, tables
 from bench.records.columns import SETUP, VERSIONS, WORK, WORKLOADS, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
-from bench.settings import SettingError, read_settings, slug
+from bench.settings import SettingError, read_runs, slug
 
 SLOWER, NOT_JUDGED = 4, 1  # exit statuses
 ACCEPTED = 0.95  # the least ratio with the exit status 0
@@ -157,7 +157,7 @@ def list_remarks(a, b, lines):
 
 def main(environ=os.environ):
     """Print the table of all machines, or the comparison of two; return 0, SLOWER if B is, or NOT_JUDGED."""
-    folder = read_settings("compare", environ).results_dir
+    folder = read_runs("compare", environ)[0].settings.results_dir
     if not any(environ.get(side) for side in "AB"):
         nothing = f"there are no results of the standard set in {results.display_path(folder)}: run `make all`"
         print(table.describe_set(folder, warn) or nothing)

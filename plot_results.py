@@ -13,7 +13,7 @@ import sys
 from bench import process
 from bench.plots import card, frames, html, pictures
 from bench.records import results, tables
-from bench.settings import SettingError, read_settings
+from bench.settings import SettingError, read_runs
 
 ABOUT = """# Results
 
@@ -42,7 +42,7 @@ def plot(folder, say):
 
 def main():
     """Write plots and pages, print their paths, and return the exit status."""
-    for path in plot(read_settings("plot").results_dir, lambda line: print(line, file=sys.stderr)):
+    for path in plot(read_runs("plot")[0].settings.results_dir, lambda line: print(line, file=sys.stderr)):
         print(results.display_path(path))
     return 0
 

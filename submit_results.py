@@ -16,7 +16,7 @@ from bench.host import environment
 from bench.records import peaks, results, tables
 from bench.records.columns import NUMBERS
 from bench.records.rows import name_chip
-from bench.settings import ROOT, SettingError, read_settings
+from bench.settings import ROOT, SettingError, read_runs
 
 AGAIN = "remove the row, and measure it again"
 RATED = {"matmul": "tflops", "bandwidth": "bandwidth"}  # quantities of workloads that cannot exceed the rated peak
@@ -111,7 +111,7 @@ def check_file(path, tip, base):
 
 def main(command="check", environ=os.environ):
     """Check the rows of MACHINE or of all, and print how to `submit` them; returns the exit status."""
-    settings = read_settings("submit", environ) if command == "submit" else None
+    settings = read_runs("submit", environ)[0].settings if command == "submit" else None
     if settings and settings.results_dir.resolve() != results.PUBLISHED:
         raise SettingError(f"RESULTS_DIR={environ['RESULTS_DIR']!r} is not sent: unset it, copy its files to results/")
     machine = settings and settings.machine

@@ -24,7 +24,7 @@ from bench import check, frameworks, precision, process
 from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records.rows import work_cells
-from bench.settings import SettingError, Settings, parse_settings
+from bench.settings import SettingError, Settings, read_settings
 from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads.data import RESIDENT_BATCHES
@@ -57,7 +57,7 @@ def main(command, make_workload, measure):
     if me.rank:  # only rank 0 logs and writes lines
         log.setLevel(logging.ERROR)
     try:
-        settings = parse_settings(command, os.environ)
+        settings = read_settings(command, os.environ)
         framework = frameworks.load(settings.framework)
         device = framework.find_device(settings)
         warn_of_device(settings, device)
@@ -66,7 +66,7 @@ def main(command, make_workload, measure):
         if os.environ.get(process.TASK) == process.FIND_DEVICE:
             write(asdict(device))
             return 0
-        settings = settings.on(device.type, device.emulates_bfloat16)
+        settings = read_settings(command, os.environ, device.type, device.emulates_bfloat16)
         # The energy and heat of one card would be those of one rank only.
         instruments = meters.Instruments() if me.are_many else meters.open_instruments(device.type, device.device_name)
         # A process by itself is a group of one, which waits for nobody.

@@ -94,9 +94,9 @@ def measure_command(command, make_workload, describe_rows):
             found = tables.combine_rows(rows_by_run[run])
             print(describe_rows(found, lines))
             measured += found
-            pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.differences)
+            pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
             ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
-            entries.append((" ".join(map("=".join, run.differences.items())), found, ratio))
+            entries.append((" ".join(map("=".join, run.choices.items())), found, ratio))
         sys.stdout.flush()
         if status:
             break

@@ -1,6 +1,6 @@
 """Every setting and every framework, each declared once, and the reading of settings from the environment.
 
-    python -m bench.settings image    refuses a wrong setting of a command; `make` asks it before it installs anything
+    python -m bench.settings    refuses wrong settings; `make` asks it before it installs anything
 
 docs/settings.md, which `make settings` shows, says what each setting means. Standard library only.
 """
@@ -11,10 +11,10 @@ import re
 import sys
 import unicodedata
 import uuid
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
@@ -28,30 +28,17 @@ GENERATION = ("prefill", "decode")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 READ = ("framework", "results_dir")  # what commands use that only read results
 READERS = {"plot": READ, "compare": (*READ, "a", "b"), "submit": (*READ, "machine", "base"), "check-results": ("base",)}
+READING = ("all", "best", "tflops", *WORKLOADS, *READERS)  # commands that read settings
 OPS = ("matmul", "convolution", "bandwidth", "int8", "float8")
 MIXED = ("mixed_float16", "mixed_bfloat16")
+EACH, TOGETHER = "each", "together"  # what a comma list means: a run for each entry; one run that uses all
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
-
-
-class SettingError(Exception):
-    """A mistake in what the user asked for: one line that names the setting, its value and the fix."""
-
-
-def is_many(devices):
-    """Return whether NUM_DEVICES is more than one."""
-    return devices == "all" or bool(devices and devices > 1)
-
-
-def unmixed(precision):
-    """Return the precision of the matmuls: with mixed_float16 it is float16."""
-    return precision.removeprefix("mixed_")
-
-
 FILES = ("input", "end_to_end")  # scopes with an input pipeline
+MANY = frozenset(["all", *range(2, 10_000)])  # values of NUM_DEVICES
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mlx": "MLX"}
-# {framework: {setting, or "command": the values that it cannot have, or a function that tells of each}}; bool: any.
-NOT_TORCH = {"num_devices": is_many, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
+# {framework: {setting, or "command": the values that it cannot have}}; bool: any but 0.
+NOT_TORCH = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
 NOT_TORCH |= {"compile": COMPILE_MODES, "precision": ("float64",)}
 KERAS = NOT_TORCH | {"command": ("llm", "diffusion")}
 LACKS = {
@@ -72,8 +59,7 @@ EXCLUDED = [
     ({"framework": ("torch",), "weight_bits": bool}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
     ({"phase": PARTS, "scope": FILES}, "a part has no pipeline: set SCOPE=device"),
     ({"phase": PARTS, "sustain": bool}, "parts are not sustained: unset SUSTAIN"),
-    ({"phase": ("inference", *PARTS), "epochs": bool}, "epochs are training: set PHASE=training"),
-    ({"num_devices": is_many, "epochs": bool}, "epochs are trained on one device: set NUM_DEVICES=1"),
+    ({"num_devices": MANY, "epochs": bool}, "epochs are trained on one device: set NUM_DEVICES=1"),
     ({"sustain": bool, "epochs": bool}, "only one can end the run: unset one"),
     ({"sustain": bool, "num_images": bool}, "only one can end the run: unset one"),
     ({"sustain": bool, "scope": SCOPES}, "a sustained run measures the model: unset SCOPE"),
@@ -83,7 +69,7 @@ for framework, lacks in LACKS.items():
     EXCLUDED += [({"framework": (framework,), name: values}, reason) for name, values in lacks.items()]
 # {setting: (another one, the values of that with which it is used)}, in commands that have both.
 USED_WITH = {"optimizer": ("phase", TRAINING), "lora_rank": ("phase", TRAINING)}
-USED_WITH |= {"prompt_tokens": ("phase", ("prefill", *TRAINING))}
+USED_WITH |= {"epochs": ("phase", ("training",)), "prompt_tokens": ("phase", ("prefill", *TRAINING))}
 USED_WITH |= dict.fromkeys(("new_tokens", "depth"), ("phase", ("decode",)))
 USED_WITH |= dict.fromkeys(("sizes", "precision"), ("ops", ("matmul",)))
 # Kinds of settings: a range of whole numbers; {text: value}; names, whose values are the same; or a function, which
@@ -93,6 +79,10 @@ SWITCH = {"0": False, "1": True}
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
 PRECISION = {name: name for name in ("float32", "tf32", "float16", "bfloat16", "float64", *MIXED)}
 PRECISION |= {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
+
+
+class SettingError(Exception):
+    """A mistake in what the user asked for: one line that names the setting, its value and the fix."""
 
 
 def parse(kind, text):
@@ -140,25 +130,18 @@ def slug(text):
     return name[:100]
 
 
-EACH, TOGETHER = "each", "together"  # what a comma list means: a run for each entry; one run that uses all
-# Only commands that measure what their settings say take a list of a setting that every command has.
-MEASURES_EACH = dict.fromkeys((*WORKLOADS, "tflops", "install"), EACH)
-
-
-@dataclass(frozen=True)
-class Declaration:
+class Declaration(NamedTuple):
     """How a setting is declared. A dict has an entry for each command; "" stands for every other one."""
 
     kind: Any
-    defaults: dict[str, str | None]  # of the commands that use it: what an unset variable stands for; None: see there
+    defaults: dict[str, Any]  # of commands that use it: what an unset one is, or (on a GPU, a CPU); None: see there
     lists: dict[str, str]  # EACH, TOGETHER, whose value is a tuple, or "" if it takes no list
-    cpu_defaults: dict[str, str]  # as defaults, on a CPU, if that differs
 
 
-def setting(kind, defaults: Any = None, lists: Any = "", cpu_defaults: Any = None) -> Any:
+def setting(kind, defaults: Any = None, lists: Any = "") -> Any:
     """Declare one setting; instead of a dict, a text or None is that of every command."""
     defaults, lists = (each if isinstance(each, dict) else {"": each} for each in (defaults, lists))
-    return field(default=None, metadata={"declared": Declaration(kind, defaults, lists, cpu_defaults or {})})
+    return field(default=None, metadata={"declared": Declaration(kind, defaults, lists)})
 
 
 def for_workloads(default=None, **others):
@@ -166,43 +149,38 @@ def for_workloads(default=None, **others):
     return dict.fromkeys(WORKLOADS, default) | others
 
 
-def of_command(entries, command):
-    """Return the entry of a command in a dict of a Declaration."""
-    return entries.get(command, entries.get(""))
-
-
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one run; unused ones are None. Until on(), defaults are those of a GPU."""
+    """The settings of one run; unused ones are None."""
 
-    use_gpu: bool | None = setting(SWITCH, lists=MEASURES_EACH)  # None: the GPU if there is one
+    use_gpu: bool | None = setting(SWITCH, lists={"": EACH, "all": ""})  # None: the GPU if there is one
     num_devices: Any = setting(device_count, for_workloads("1"), EACH)  # "all": torchrun counts them
-    framework: str = setting(FRAMEWORK, "torch", MEASURES_EACH)
+    framework: str = setting(FRAMEWORK, "torch", {"": EACH, "all": ""})
     model: str = setting(
         str,
         {"image": "resnet50", "mlp": "mlp-5x1024,mlp-10x1024,mlp-15x1024,mlp-20x1024"}
-        | {"transformer": "distilbert,bert-large", "llm": "llama-3.2-1b", "diffusion": "sd-1.5"},
+        | {"transformer": "distilbert,bert-large", "llm": ("llama-3.2-1b", "smollm2-135m")}
+        | {"diffusion": ("sd-1.5", "ddpm-cifar10")},
         EACH,
-        {"llm": "smollm2-135m", "diffusion": "ddpm-cifar10"},
     )
     phase: str = setting(
         ("inference", *GENERATION, *TRAINING),
         for_workloads("inference", mlp="training", transformer="training", llm="prefill,decode"),
         EACH,
     )
-    batch_size: int = setting(
-        POSITIVE, for_workloads("1", image="64", mlp="32", transformer="32"), EACH, {"image": "16", "transformer": "4"}
-    )
+    batch_size: int = setting(POSITIVE, for_workloads("1", image=("64", "16"), mlp="32", transformer=("32", "4")), EACH)
     num_images: int | None = setting(POSITIVE, {"image": None, "mlp": None})  # None: as many as the interval needs
     image_size: int | None = setting(range(32, 4097), {"image": None, "diffusion": None})  # pixels; None: the model's
     precision: Any = setting(
         PRECISION,
-        for_workloads("float32", llm="bfloat16", diffusion="bfloat16", tflops="float32,tf32,float16,bfloat16"),
-        for_workloads(EACH, tflops=TOGETHER),
-        {"llm": "float32", "diffusion": "float32"},
+        for_workloads("float32", tflops="float32,tf32,float16,bfloat16")
+        | dict.fromkeys(("llm", "diffusion"), ("bfloat16", "float32")),
+        {"": EACH, "tflops": TOGETHER},
     )
     compile: bool | str = setting(SWITCH | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)
-    memory_format: str = setting(("channels_first", "channels_last"), {"image": None, "diffusion": None}, EACH)
+    memory_format: str = setting(
+        ("channels_first", "channels_last"), dict.fromkeys(("image", "diffusion"), "channels_first"), EACH
+    )
     optimizer: str = setting(OPTIMIZERS, for_workloads("sgd", transformer="adam", llm="adamw", diffusion="adamw"), EACH)
     sequence_length: int = setting(range(1, 513), {"transformer": "128"}, EACH)  # tokens
     prompt_tokens: int = setting(POSITIVE, {"llm": "512"}, EACH)
@@ -226,21 +204,11 @@ class Settings:
     workload: str = setting(WORKLOADS, {"best": "image"})
     max_minutes: float = setting(positive_time, {"best": "20"})
     quick: bool = setting(SWITCH, {"all": "0"})
-    cpu_defaults: dict[str, Any] = field(default_factory=dict, hash=False)  # not a setting: unset ones, on a CPU
 
     @property
     def has_ranks(self):
         """Return whether NUM_DEVICES (above 1, or all), or several machines (scaling.md) start ranks."""
-        return is_many(self.num_devices) or bool(self.num_devices and os.environ.get("PET_NNODES"))
-
-    def on(self, device, emulates_bfloat16=False):
-        """Return the settings for a device ("cpu", "cuda", "mps" ..., or "gpu" for any other than a CPU)."""
-        if device == "cpu":
-            return replace(self, **self.cpu_defaults)
-        # The precision is a default then, not the user's. Training in float16 needs a scaled loss.
-        if emulates_bfloat16 and "precision" in self.cpu_defaults:
-            return replace(self, precision="mixed_float16" if self.phase in TRAINING else "float16")
-        return self
+        return self.num_devices in MANY or bool(self.num_devices and os.environ.get("PET_NNODES"))
 
     def cell(self, name):
         """Return a setting as a cell of a row has it: 1 or 0 instead of True or False."""
@@ -248,7 +216,7 @@ class Settings:
         return int(value) if isinstance(value, bool) else value
 
 
-DECLARED = {each.name: each.metadata["declared"] for each in fields(Settings) if each.metadata}
+DECLARED = {each.name: each.metadata["declared"] for each in fields(Settings)}
 # Settings whose lists are compared in slices; if there are several lists, the first of these.
 MEASURED_EACH = [name for name, declared in DECLARED.items() if EACH in declared.lists.values()]
 COMPARED = [name.upper() for name in MEASURED_EACH if name not in ("num_devices", "model", "phase")]
@@ -261,61 +229,23 @@ class Run:
 
     command: str  # "image": what follows make
     settings: Settings
-    environ: dict[str, str]  # the whole environment, without MAKEFLAGS; each process parses it once
+    environ: dict[str, str]  # the whole environment; each process parses it once
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])  # in its rows
-
-    @property
-    def differences(self):
-        """Return the choices, with the memory format if that may differ because a list of frameworks is compared."""
-        if "FRAMEWORK" in self.choices and self.settings.memory_format:
-            return self.choices | {"MEMORY_FORMAT": self.settings.memory_format}
-        return self.choices
 
     def with_settings(self, command=None, **texts):
         """Return the run of a changed environment, {variable: text, or None to unset it}, or of another command."""
         environ = {name: text for name, text in (self.environ | texts).items() if text is not None}
         command = command or self.command
-        return Run(command, parse_settings(command, environ), environ, self.choices)
-
-
-def read_settings(command, environ=os.environ):
-    """Read the settings of a command that has one run; raises SettingError for a wrong value or name."""
-    return parse_settings(command, read_names(command, environ))
+        return Run(command, read_settings(command, environ), environ, self.choices)
 
 
 def read_runs(command, environ=os.environ):
-    """Read the runs that a command's settings and their comma lists ask for: at least one.
+    """Read the runs that a command's settings and their comma lists ask for, as list_runs() does.
 
-    Runs that differ only in settings which their phase does not use count once, and so do different texts of one value.
-    Raises SettingError for a wrong value or name, for settings that exclude each other, and for one that no run uses.
-    """
-    return list_runs(command, read_names(command, environ))
-
-
-def list_runs(command, environ):
-    """Return the runs as read_runs() does, of an environment of read_names()."""
-    used = read_used(command, environ)
-    lists = {name: text for name, text in used.items() if of_command(DECLARED[name].lists, command) == EACH}
-    lists = {name: text for name, text in lists.items() if "," in (text or "")}
-    runs = {}  # by the values that make them different
-    for entries in product(*(re.split(r"\s*,\s*", text.strip()) for text in lists.values())):  # without lists: once, ()
-        choices = dict(zip(map(str.upper, lists), entries, strict=True))
-        run = Run(command, parse_settings(command, environ | choices), environ | choices, choices)
-        runs.setdefault(tuple(getattr(run.settings, name) for name in lists), run)
-    for name in USED_WITH.keys() & used.keys():
-        if name.upper() in environ and all(getattr(run.settings, name) is None for run in runs.values()):
-            other, some = USED_WITH[name]
-            given = f"{name.upper()}={environ[name.upper()]!r}"
-            raise SettingError(f"{given} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
-    return list(runs.values())
-
-
-def read_names(command, environ):
-    """Return an environment without synonyms and MAKEFLAGS; raises SettingError for a wrong name, or any wrong value.
-
-    On make's command line (MAKEFLAGS) a name is refused that is unknown, or that no command of it (MAKECMDGOALS) uses.
-    The environment is that of other programs, too: near misses of our settings are refused, unused ones a warning.
+    All commands of make's command line (MAKECMDGOALS) are checked; a name that is typed there (MAKEFLAGS) is refused
+    if it is unknown or none of them uses it. The environment is that of other programs, too: near misses of settings
+    are refused, and the first command warns of unused ones. Raises SettingError, also for any wrong value.
     """
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space, or a backslash, within a value.
     typed = re.findall(r"(?:^|(?<!\\)(?:\\\\)*\s)([A-Za-z_]\w*)[:+?!]*=", environ.get("MAKEFLAGS", ""))
@@ -325,8 +255,8 @@ def read_names(command, environ):
             fix = f"did you mean {near[0]}?" if near else "write it before `make` if another program reads it"
             raise SettingError(f"{name}={environ.get(name, '')!r} is not a setting: {fix}")
     goals = environ.get("MAKECMDGOALS") or command
-    commands = {*goals.split(), command}
-    commands |= {environ.get("WORKLOAD", "image").strip().lower()} if "best" in commands else set()
+    commands = goals.split()
+    commands += [environ.get("WORKLOAD", "image").strip().lower()] if "best" in commands else []
     used = {name for each in commands for name in READERS.get(each, ())}
     for each in ["all"] if "all" in commands else commands:  # the work of `make all` is fixed
         used |= read_used(each, {}).keys()
@@ -337,44 +267,76 @@ def read_names(command, environ):
         if declared := DECLARED.get(setting.lower()):
             parse_entries(name, environ[name], declared.kind, any(declared.lists.values()))
         if setting.lower() not in used:
+            words = f"{given} is not used in `make {goals}`"
             if name in typed or "all" in commands:
-                raise SettingError(f"{given} is not used in `make {goals}`: leave it out")
-            print(f"WARNING: {given} is not used in `make {goals}`", file=sys.stderr)
-    return {SYNONYMS.get(name, name): text for name, text in environ.items() if name != "MAKEFLAGS"}
+                raise SettingError(f"{words}: leave it out")
+            if command == next(filter(READING.__contains__, commands), command):
+                print(f"WARNING: {words}", file=sys.stderr)
+    environ = {SYNONYMS.get(name, name): text for name, text in environ.items()}
+    return {each: list_runs(each, environ) for each in (*commands, command)}[command]
 
 
-def read_used(command, environ):
-    """Return {name: its text, or None} of the settings that a command uses."""
-    used = [name for name, each in DECLARED.items() if {command, ""} & each.defaults.keys()]
-    defaults = {name: of_command(DECLARED[name].defaults, command) for name in used}
-    known = READERS.get(command, DECLARED)
-    return {name: environ.get(name.upper(), default) for name, default in defaults.items() if name in known}
+def list_runs(command, environ):
+    """Return the runs of a command in an environment without synonyms: at least one.
 
-
-def parse_settings(command, environ):
-    """Parse the settings of one run, the first entries of its lists; raises SettingError as read_runs() does."""
-    values, cpu_defaults = {}, {}
+    Runs that differ only in settings which their phase does not use count once, and so do different texts of one value.
+    Raises SettingError for a wrong value, for settings that exclude each other, and for one that no run uses.
+    """
+    lists = {}
     for name, text in read_used(command, environ).items():
         declared = DECLARED[name]
-        lists = of_command(declared.lists, command)
+        if text and "," in text and declared.lists.get(command, declared.lists[""]) == EACH:
+            lists[name.upper()] = re.split(r"\s*,\s*", text.strip())
+    runs = {}  # by the values that make them different
+    for entries in product(*lists.values()):  # without lists: once, ()
+        choices = dict(zip(lists, entries, strict=True))
+        run = Run(command, read_settings(command, environ | choices), environ | choices, choices)
+        runs.setdefault(tuple(run.settings.cell(name.lower()) for name in lists), run)
+    for name, (other, some) in USED_WITH.items():
+        is_used = any(run.settings.cell(name) is not None for run in runs.values())
+        if name.upper() in environ and command in DECLARED[name].defaults and not is_used:
+            given = f"{name.upper()}={environ[name.upper()]!r}"
+            raise SettingError(f"{given} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
+    return list(runs.values())
+
+
+def read_used(command, environ, on_cpu=False):
+    """Return {name: its text, or None} of the settings that a command uses, with the defaults of a CPU or a GPU."""
+    used = {}
+    for name, declared in DECLARED.items():
+        if name in READERS.get(command, DECLARED) and {command, ""} & declared.defaults.keys():
+            default = declared.defaults.get(command, declared.defaults.get(""))
+            used[name] = environ.get(name.upper(), default[on_cpu] if isinstance(default, tuple) else default)
+    return used
+
+
+def read_settings(command, environ=os.environ, device="gpu", emulates_bfloat16=False):
+    """Read the settings of one run, the first entries of its lists, on a device ("cpu", "cuda", "mps" ..., or "gpu").
+
+    Defaults are those of a GPU on every device but a CPU. Raises SettingError as list_runs() does.
+    """
+    values = {}
+    for name, text in read_used(command, environ, on_cpu=device == "cpu").items():
+        declared = DECLARED[name]
+        lists = declared.lists.get(command, declared.lists[""])
         entries = [] if text is None else parse_entries(name, text, declared.kind, lists)
         values[name] = tuple(dict.fromkeys(entries)) or None if lists == TOGETHER else next(iter(entries), None)
-        if command in declared.cpu_defaults and name.upper() not in environ:
-            cpu_defaults[name] = parse(declared.kind, declared.cpu_defaults[command])
+    if emulates_bfloat16 and values.get("precision") == "bfloat16" and "PRECISION" not in environ:
+        # Training in float16 needs a scaled loss.
+        values["precision"] = "mixed_float16" if values["phase"] in TRAINING else "float16"
     for name, (other, some) in USED_WITH.items():
         if other in values and not matches(values[other], some):
             values[name] = None
     lacks = LACKS[values["framework"]]
-    if values.get("compile") is False and "COMPILE" not in environ:
-        values["compile"] = False in lacks.get("compile", ())
-    if values.get("memory_format", "") is None:
-        values["memory_format"] = "channels_last" if "memory_format" in lacks else "channels_first"
+    for name, other in {"compile": True, "memory_format": "channels_last"}.items():
+        if name.upper() not in environ and values.get(name) in lacks.get(name, ()):
+            values[name] = other
     for settings, reason in EXCLUDED:
         if all(matches((values | {"command": command}).get(name), some) for name, some in settings.items()):
             names = [name for name in settings if name != "command"]
             given = [f"{name.upper()}={environ.get(name.upper(), values[name])!r}" for name in names]
             raise SettingError(f"`make {command}` cannot have {' and '.join(given)}, because {reason}")
-    return Settings(**values, cpu_defaults=cpu_defaults)
+    return Settings(**values)
 
 
 def parse_entries(name, text, kind, lists):
@@ -383,26 +345,21 @@ def parse_entries(name, text, kind, lists):
     try:
         return [parse(kind, each) for each in entries]
     except ValueError as error:
-        fix = ""
-        if lists and " " in text.strip():
-            fix = f" (a list has commas: {','.join(re.split('[ ,]+', text.strip()))})"
-        elif "," in text and not lists:
+        commas = ",".join(re.split("[ ,]+", text.strip()))
+        fix = f" (a list has commas: {commas})" if lists and " " in text.strip() else ""
+        if "," in text and not lists:
             fix = " (it takes no list: a RESULTS_DIR for each, then `make compare`)"
         raise SettingError(f"{name.upper()}={text!r} must be {error}{fix}") from None
 
 
 def matches(value, values):
-    """Return whether a value, or one of several in a tuple, is among others, or a function tells so of it."""
+    """Return whether a value, or one of several in a tuple, is among others, which may be bool: any but 0."""
     is_among = values if callable(values) else values.__contains__
     return any(map(is_among, value if isinstance(value, tuple) else (value,)))
 
 
 if __name__ == "__main__":
     try:
-        for command in sys.argv[1:]:
-            run, *_ = read_runs(command)
-            if command == "best":
-                list_runs(run.settings.workload, run.environ)
+        read_runs("install")
     except SettingError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        sys.exit(str(error))

@@ -31,7 +31,7 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
     environ = {"BATCH_SIZE": "4"} | dict(os.environ) | environ | {"PHASE": phase, "MODEL": model}
     settings = read_settings(workload, environ)
     framework, pairs = frameworks.load(settings.framework), []
-    settings = settings.on(framework.find_device(settings).type)
+    settings = read_settings(workload, environ, framework.find_device(settings).type)
     described = workload_of_command(workload, settings)
     session = framework.open_session(described, settings, "device")
     measure = lambda: Timer(session, described.items_per_step, 1.0).measure()  # noqa: E731

@@ -25,7 +25,7 @@ def measure_of_command(command):
 
 def describe(command, **environ):
     """Return the Workload of a command with the settings of an environment, on a CPU."""
-    return workload_of_command(command, read_settings(command, environ).on("cpu"))
+    return workload_of_command(command, read_settings(command, environ, "cpu"))
 
 
 class Clock:

@@ -13,7 +13,7 @@ from bench.frameworks import Device
 from bench.host import environment
 from bench.records import results
 from bench.records.rows import work_cells
-from bench.settings import FRAMEWORKS, LACKS, SettingError, parse_settings, read_runs, read_settings
+from bench.settings import FRAMEWORKS, LACKS, SettingError, read_runs, read_settings
 from bench.workloads.operators import matmul
 from bench.workloads.standard_set import RUNS, STANDARD_SET
 from tests.fakes import FakeChild, workload_of_command
@@ -40,7 +40,7 @@ def make_all(monkeypatch):
         if len(call.asked) == call.ends_after:
             raise KeyboardInterrupt
         command = Path(child.script).stem.partition("_")[0]
-        settings = parse_settings(command, child.environ).on(call.device.type)
+        settings = read_settings(command, child.environ, call.device.type)
         asked = command, settings.model, settings.phase
         call.asked.append(asked)
         workload = matmul(settings.sizes[0]) if asked == SWEEP else workload_of_command(command, settings)
@@ -88,7 +88,9 @@ def test_the_set_is_valid_in_every_framework(framework, monkeypatch):
     for device in (CPU, CUDA, NVIDIA, MPS, Device("xpu", None, "2.15", 1)):
         planned = measure_all.plan_benchmarks(read_runs("all")[0], device, "bfloat16")
         assert planned
-        models |= {workload_of_command(each.command, each.settings.on(device.type)).model for each in planned.values()}
+        for run in planned.values():
+            settings = read_settings(run.command, run.environ, device.type)
+            models.add(workload_of_command(run.command, settings).model)
     assert ("smollm2-135m" in models) == ("llm" not in LACKS[framework].get("command", ()))
 
 

@@ -160,7 +160,7 @@ def fresh_make(tmp_path):
         (["best"], {"WORKLOAD": "llm", "PRECISION": "fp8"}, "PRECISION='fp8'"),
         (["all"], {"MODEL": "vgg11"}, "MODEL='vgg11'"),
         (["install"], {"FRAMEWORK": "pytroch"}, "FRAMEWORK='pytroch'"),
-        (["plot"], {"FRAMEWORK": "torch,jax"}, "FRAMEWORK='torch,jax'"),
+        (["image", "all"], {"FRAMEWORK": "torch,jax"}, "FRAMEWORK='torch,jax'"),
         (["plot", "A=x"], {}, "A='x'"),
         (["image", "EPOCHS=3"], {}, "EPOCHS='3'"),
         (["image", "all", "MODEL=vgg11"], {}, "MODEL='vgg11'"),

@@ -12,7 +12,6 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from bench.records.columns import format_number
 from bench.records.results import replace_file
-from bench.settings import unmixed
 
 matplotlib.rcdefaults()  # not the matplotlibrc of whoever draws
 matplotlib.rcParams |= {"text.parse_math": False, "font.size": 8, "lines.markersize": 5, "errorbar.capsize": 2}
@@ -66,7 +65,7 @@ class Sheet:
         scale = (BAR_END - BAR) / max(max(row["value"], row["high"] if row["high"] > 0 else 0) for row in rows)
         for i, row in enumerate(rows):
             name, note, share = describe(row)
-            own = OWN.get(unmixed(row["precision"]), COLOURS[0])
+            own = OWN.get(row["precision"].removeprefix("mixed_"), COLOURS[0])
             face, edge, ink, weight = "white" if row["disturbed"] else own, own, "black", "bold"
             if row["published"]:
                 face, edge, ink, weight = "white", PUBLISHED, PUBLISHED, "normal"

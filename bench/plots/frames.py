@@ -6,7 +6,7 @@ import pandas as pd
 
 from bench.records import columns
 from bench.records.likeness import USUAL, model_precision_class, precision_class
-from bench.settings import DECLARED, SettingError, parse_settings, unmixed
+from bench.settings import DECLARED, SettingError, read_settings
 from bench.workloads.standard_set import STANDARD_SET
 
 CHOSEN = ["workload", "model", "phase", "batch_size"]  # by each line of the standard set
@@ -23,13 +23,13 @@ def select_valid(lines):
 def cells_of(line, device, framework, precision, compiles):
     """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.
 
-    The set leaves most settings at their defaults, which differ between frameworks: parse_settings() knows them.
+    The set leaves most settings at their defaults, which differ between frameworks: read_settings() knows them.
     """
     if model_precision_class(precision) not in line.precisions or not line.suits(device, framework):
         return {}
     environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
     try:
-        settings = parse_settings(line.workload, environ)
+        settings = read_settings(line.workload, environ)
     except SettingError:
         return {}
     cells = {name: str(settings.cell(name)) for name in SETTINGS if settings.cell(name) is not None}
@@ -49,7 +49,7 @@ def select_set(lines):
     latest = {}
     for row in lines.to_dict("records"):
         compiles = row["device"] == "cuda" and row["driver"] != ""  # AMD's cards have none there
-        how = row["device"], row["framework"], unmixed(row["precision"]), compiles
+        how = row["device"], row["framework"], row["precision"].removeprefix("mixed_"), compiles
         for place, line in enumerate(STANDARD_SET):
             cells = cells_of(line, *how)
             if cells and all(row[name] in ("", text) for name, text in cells.items()):

@@ -3,7 +3,6 @@
 import re
 
 from bench.records.columns import COLUMNS, DISTURBING, WORK, describe_work, format_number
-from bench.settings import unmixed
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
 
@@ -23,7 +22,7 @@ MOST_SHOWN = 3  # results of other machines, below one of this machine
 
 def model_precision_class(precision):
     """Return the class of the precision of a model: "16 bits", mixed or not, or another precision."""
-    return SIXTEEN_BITS if unmixed(precision) in SIXTEEN else precision
+    return SIXTEEN_BITS if precision.removeprefix("mixed_") in SIXTEEN else precision
 
 
 def precision_class(row):

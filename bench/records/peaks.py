@@ -6,7 +6,6 @@ from collections import defaultdict
 from pathlib import Path
 
 from bench.records.columns import DISTURBING
-from bench.settings import unmixed
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 
@@ -62,7 +61,7 @@ def fraction_of(known, row, quantity):
     Args:
         known: as measured_peaks() or rated_peaks() returns it. TFLOP/s are compared in the same precision.
     """
-    name = "bandwidth" if quantity == "bandwidth" else unmixed(row["precision"] or "")
+    name = "bandwidth" if quantity == "bandwidth" else (row["precision"] or "").removeprefix("mixed_")
     peak = known.get((row["machine"], row["device"], name))
     devices = 1 if row["device"] == "cpu" else int(row.get("world_size") or 1)
     return float(row[quantity]) / (devices * peak) if peak and row.get(quantity) else None

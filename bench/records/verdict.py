@@ -101,6 +101,7 @@ def compare_runs(rows, base_rows, chosen=()):
             rates = zip(read_rates(row), read_rates(base), strict=False)
         ratios.append(statistics.median(ours / theirs for ours, theirs in rates))
     allowed = {name.lower().replace("use_gpu", "device") for name in chosen}
+    allowed |= {"memory_format"} if "framework" in allowed else set()  # each has its own
     differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
     in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
     ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))

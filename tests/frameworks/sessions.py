@@ -61,8 +61,8 @@ class Opener:
         self.name, self.framework = name, frameworks.load(name)
 
     def settings(self, script, **environ):
-        settings = read_settings(script, GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ)
-        return settings.on(self.framework.find_device(settings).type)
+        environ = GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ
+        return read_settings(script, environ, self.framework.find_device(read_settings(script, environ)).type)
 
     def workload(self, script, phase, **environ):
         return workload_of_command(script, self.settings(script, PHASE=phase, **environ))

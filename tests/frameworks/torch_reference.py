@@ -46,7 +46,7 @@ def describe(model, **environ):
     llm_benchmark.DECODERS.update(TINY_DECODERS)
     script, extra = (CASES | TRAINED_DECODERS)[model]
     asked = {"MODEL": model, "BATCH_SIZE": "2", "PHASE": "training"} | extra | environ
-    settings = read_settings(script, asked).on("cpu")
+    settings = read_settings(script, asked, "cpu")
     return workload_of_command(script, settings), settings
 
 
