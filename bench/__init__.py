@@ -11,8 +11,8 @@ def explain_import(error):
         fix = "" if os.environ.get("PYTHON") else "`make image` installs it, or "
         fix += "`pip install -r requirements/common.txt` there, and the framework"
         return f"the package {error.name} is missing in {sys.executable}: {fix}"
-    given = [name for name in ("PYTHONPATH", "LD_LIBRARY_PATH") if os.environ.get(name)]
-    fixes = [f"unset {name}={os.environ[name]!r}" for name in given]
+    names = ("PYTHONPATH", "LD_LIBRARY_PATH")
+    fixes = [f"unset {name}={os.environ[name]!r}" for name in names if os.environ.get(name)]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
         fixes.append(f"raise `ulimit -v`, by which this process may use {limit / 2**30:.1f} GiB of address space")

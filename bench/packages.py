@@ -13,10 +13,7 @@ def venv_of(framework):
 
 
 def python_of(framework):
-    """Return the Python of a framework's environment, which is installed, or raise SettingError.
-
-    Outside of the environments of `make`, return the running Python.
-    """
+    """Return the Python of a framework's environment, or raise SettingError; outside of make's, the running one."""
     if os.environ.get("PYTHON") or not Path(sys.prefix, "installed").exists():
         return sys.executable
     if not (venv_of(framework) / "installed").exists():

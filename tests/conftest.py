@@ -57,7 +57,6 @@ def plain_environment(monkeypatch, tmp_path):
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)
     monkeypatch.setattr(environment, "list_cards", list)
-    monkeypatch.setattr(environment, "PCI_DEVICES", tmp_path)
     monkeypatch.setattr(environment, "SYS", tmp_path)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: math.nan)
     monkeypatch.setattr(run, "SAMPLE_SECONDS", 0)

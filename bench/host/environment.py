@@ -18,8 +18,8 @@ from bench.settings import ROOT, slug
 
 log = logging.getLogger("bench")
 GIB = 2**30
-PCI_DEVICES, POWER_SUPPLIES = Path("/sys/bus/pci/devices"), Path("/sys/class/power_supply")
-NVIDIA, AMD = "0x10de", "0x1002"  # vendors on PCI
+SYS = Path("/sys")
+GPU_VENDORS = ("0x10de", "0x1002")  # NVIDIA and AMD on PCI
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
 # Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
 # Left out is what names a place, a version or a device, what is only printed, what has a column, torchrun's own, and
@@ -35,7 +35,6 @@ SETUP_VARIABLES = re.compile(
 )
 ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # of a network
 CHIP = r"^(vendor_id|cpu family|model|stepping|CPU (?:implementer|variant|part|revision))\s*: (.*\w)"  # of cpuinfo
-SYS = Path("/sys")
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,9 @@ def list_cards():
 
 
 def find_card():
-    """Return the first card of CUDA_VISIBLE_DEVICES; None if there is none.
+    """Return the first card of CUDA_VISIBLE_DEVICES; None without one, or if that is a MIG slice (MIG-...).
 
-    CUDA counts the cards in the same order because frameworks.load() sets CUDA_DEVICE_ORDER. It accepts the start of a
-    card's UUID. A MIG slice (MIG-...) is not a card.
+    CUDA accepts the start of a UUID, and counts the cards in this order: frameworks.load() sets CUDA_DEVICE_ORDER.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
     return next((card for card in list_cards() if first and (card.index == first or card.uuid.startswith(first))), None)
@@ -73,8 +71,7 @@ def find_card():
 def name_machine(host, gpu_name):
     """Return a slug of the GPU or of the chip in a host's columns: nvidia-h200, apple-m1-max-32-gpu-cores.
 
-    Servers call different CPUs by one name without a number, such as AMD EPYC: their family and model follow it. So do
-    the implementer and part of an ARM chip that lscpu does not know.
+    A name without a number, such as AMD EPYC, is that of different CPUs: what tells them apart (cpu_id) follows it.
     """
     name = gpu_name or host["cpu_name"] or ""
     chip = re.sub(r"\((R|TM)\)|@.*| with .*|\d+-Core|\b(CPU|Processor)\b", " ", name, flags=re.IGNORECASE)
@@ -97,7 +94,7 @@ def explain_missing_gpu(framework):
     """Return one clause that explains why a framework on the CPU does not use this machine's GPU; "" without a GPU."""
     if platform.system() == "Darwin" and platform.machine() == "arm64":
         fix = "set FRAMEWORK=mlx, or with torch or tensorflow and macOS 15 or newer `make clean`, then make again"
-    elif list_cards() or any(read_text(path).strip() in (NVIDIA, AMD) for path in PCI_DEVICES.glob("*/vendor")):
+    elif list_cards() or any(read_text(path).strip() in GPU_VENDORS for path in SYS.glob("bus/pci/devices/*/vendor")):
         # On a login node, or without the driver, `make` has installed a build for the CPU.
         fix = "unset CUDA_VISIBLE_DEVICES, install or update the driver (in Docker: `docker run --gpus all`), "
         fix += "or `make clean` and make again on this machine"
@@ -110,10 +107,10 @@ def find_low_power_mode():
     """Return 1 if Linux keeps the clock of a CPU below what it can do, 0 if not; None if it does not control clocks."""
     cpus = SYS / "devices/system/cpu"
     policies = [*cpus.glob("cpufreq/policy*")]
-    is_capped = any(read_text(each / "scaling_max_freq") != read_text(each / "cpuinfo_max_freq") for each in policies)
-    switches = {cpus / "intel_pstate/no_turbo": "1", cpus / "cpufreq/boost": "0"}
-    switches[SYS / "firmware/acpi/platform_profile"] = "low-power"
-    is_capped |= any(read_text(path).strip() == slow for path, slow in switches.items())
+    slow = {cpus / "intel_pstate/no_turbo": "1", cpus / "cpufreq/boost": "0"}
+    slow[SYS / "firmware/acpi/platform_profile"] = "low-power"
+    is_capped = any(read_text(path).strip() == text for path, text in slow.items())
+    is_capped |= any(read_text(each / "scaling_max_freq") != read_text(each / "cpuinfo_max_freq") for each in policies)
     return int(is_capped) if policies else None
 
 
@@ -172,7 +169,7 @@ def read_linux():
     names = re.findall(r"^ *model name\s*: +(.*[\w)])", about, re.MULTILINE | re.IGNORECASE)
     parts = dict.fromkeys(re.findall(CHIP, cpu, re.MULTILINE))
     release = re.search(r'^PRETTY_NAME="?([^"\n]+)', read_text("/etc/os-release"), re.MULTILINE)
-    batteries = [read_text(path).strip() for path in POWER_SUPPLIES.glob("BAT*/status")]
+    batteries = [read_text(path).strip() for path in SYS.glob("class/power_supply/BAT*/status")]
     return {
         "cpu_name": " + ".join(dict.fromkeys(names)) or platform.machine(),
         "cpu_id": " ".join(f"{name.split()[-1]} {text}" for name, text in parts).removeprefix("vendor_id ") or None,

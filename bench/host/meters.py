@@ -75,8 +75,7 @@ def count_swapped():
 def others_cpu_seconds():
     """Return the CPU seconds of all other processes since boot, including time stolen by other virtual machines.
 
-    Only the CPUs count that this process may use: in a container, other containers may have the others. NaN if
-    its quota is less than its CPUs, because other containers may use the rest of each.
+    Only the CPUs that this process may use count. NaN if its quota is less: other containers may use the rest of each.
     """
     if read_quota() < len(USABLE_CPUS):
         return math.nan
@@ -199,10 +198,9 @@ class AppleChip:
 
         self.count = AppleEnergyMonitor().get_cumulative_energy
         counted = self.count()
+        parts = [part for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None]
         # Of an Ultra's two dies, the package reads the CPU counters of only one, up to version 1.1.
-        names = [part for part in APPLE_PARTS if part != "cpu" or "Ultra" not in (read_mac_chip() or "")]
-        parts = [part for part in names if getattr(counted, APPLE_PARTS[part]) is not None]
-        self.power_scope = "+".join(parts)
+        self.power_scope = "+".join(parts).removeprefix("cpu+" if "Ultra" in (read_mac_chip() or "") else "")
         # macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
         version = output_of("sw_vers", "-productVersion") or "0"
         self.period = 2.2 if int(version.partition(".")[0]) >= 27 else 0.1

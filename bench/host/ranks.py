@@ -1,7 +1,6 @@
 """Ranks: equal processes, one for each device, that do the same work in step.
 
-torchrun, which bench/run.py starts, sets each one's environment variables
-(https://docs.pytorch.org/docs/stable/elastic/run.html).
+torchrun sets each one's environment variables: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 import os

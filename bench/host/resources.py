@@ -52,8 +52,8 @@ def check_threads():
         for _ in range(needed):
             threading.Thread(target=end.wait, daemon=True).start()
     except RuntimeError:
-        words = f"only {threading.active_count() - 1} of {needed} threads can be started"
-        raise SettingError(f"{words}: raise `ulimit -u` or, of a container, pids.max") from None
+        fix = "raise `ulimit -u` or, of a container, pids.max"
+        raise SettingError(f"{needed} threads cannot be started: {fix}") from None
     finally:
         end.set()
 

@@ -68,14 +68,13 @@ SPARK = ARM.format("0xd87") + ARM.format("0xd85")
 def test_a_linux_computer_tells_its_chip_and_its_power(monkeypatch, tmp_path, cpuinfo, lscpu, machine, part_of_id):
     answers(monkeypatch, lscpu=lscpu)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(environment, "POWER_SUPPLIES", tmp_path)
     read_text = lambda path: f"{cpuinfo}\n" * 2 if path == "/proc/cpuinfo" else "Discharging\n"  # noqa: E731
     monkeypatch.setattr(environment, "read_text", read_text)
     host = environment.read_linux() | {"cpu_count": 4, "gpu_cores": None}
     assert environment.name_machine(host, None).replace("-25-17", "") == f"{machine}-4-cores"
     assert (part_of_id in host["cpu_id"], host["power_source"]) == (True, None)
-    (tmp_path / "BAT0").mkdir()
-    (tmp_path / "BAT0" / "status").touch()
+    (tmp_path / "class/power_supply/BAT0").mkdir(parents=True)
+    (tmp_path / "class/power_supply/BAT0/status").touch()
     assert environment.read_linux()["power_source"] == "battery"
 
 
