@@ -21,9 +21,8 @@ GIB = 2**30
 SYS = Path("/sys")
 GPU_VENDORS = ("0x10de", "0x1002")  # NVIDIA and AMD on PCI
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
-# Variables that change the speed of the same work: part of a row's setup, so rows with other values are not merged.
-# Left out is what names a place, a version or a device, what is only printed, what has a column, torchrun's own, and
-# what other programs begin with KMP_ (Colab's "kernel manager proxy") and CUDA_.
+# Variables that change the speed of the same work are part of a row's setup. Left out is what names a place, a version
+# or a device, what is only printed or has a column, torchrun's own, and what others begin with KMP_ (Colab) and CUDA_.
 SETUP_VARIABLES = re.compile(
     r"(?!\w*(_HOME|_PATH|_DIR|_DIRECTORY|_FILE|_ROOT|_INCLUDE|_LIB|_VERSION|_LIST|_NUMBER|LOG_LEVEL|_DEBUG|_HANDLING|"
     r"VISIBLE_DEVICES|NUM_THREADS|_PORT|_HOST|_ADDR|_ADDRESS|_URL|_ARGS|_ID|TF_CONFIG)$)"

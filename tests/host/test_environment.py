@@ -2,7 +2,6 @@
 
 import json
 import platform
-import re
 
 import pytest
 
@@ -48,19 +47,14 @@ def test_a_row_has_the_driver_and_the_limit_of_the_card_that_runs(monkeypatch, l
 AMD = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
 ARM = "CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\nCPU revision\t: 1\n"
 PI = ARM.format("0xd0b") + "\nRevision\t: d04170\nModel\t\t: Raspberry Pi 5 Model B Rev 1.0\n"
-SPARK = ARM.format("0xd87") + ARM.format("0xd85")
+SPARK, CORTEX = ARM.format("0xd87") + ARM.format("0xd85"), "Model name: Cortex-X925\n  Model name: Cortex-A725\n"
 
 
 @pytest.mark.parametrize(
     ("cpuinfo", "lscpu", "machine", "part_of_id"),
     [
         (AMD, None, "amd-epyc", "AuthenticAMD family 25 model 17 stepping 1"),
-        (
-            SPARK,
-            "Model name: Cortex-X925\n  Model name: Cortex-A725\n",
-            "cortex-x925-cortex-a725",
-            "revision 1 part 0xd85",
-        ),
+        (SPARK, CORTEX, "cortex-x925-cortex-a725", "revision 1 part 0xd85"),
         (PI, "Model name: Cortex-A76\n", "cortex-a76", "implementer 0x41 variant 0x1 part 0xd0b revision 1"),
         (ARM.format("0x000"), "Model name: -\nModel: 0\n", "aarch64-0x41-0x000", "part 0x000"),  # Docker on an M3
     ],
@@ -125,7 +119,6 @@ def test_an_import_that_fails_is_told_with_what_may_be_the_cause(monkeypatch):
     monkeypatch.delenv("PYTHONPATH")
     error = ImportError("Please note:\n* this\nOriginal error was: GLIBCXX_3.4")
     assert bench.explain_import(error).startswith("ImportError: GLIBCXX_3.4: unset LD_LIBRARY_PATH=")
-    assert re.search("PIL.*pip install", bench.explain_import(ModuleNotFoundError(name="PIL")))
 
 
 def test_only_changed_programs_make_the_commit_dirty(monkeypatch, tmp_path):
@@ -135,11 +128,8 @@ def test_only_changed_programs_make_the_commit_dirty(monkeypatch, tmp_path):
     for arguments in (["init"], ["add", "."], ["commit", "-m", "first"]):
         environment.output_of("git", "-C", str(tmp_path), *identity, *arguments)
     commit = environment.find_commit()
-    assert len(commit) == 12
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # whoever owns the clone
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "m.csv").write_text("row")
     (tmp_path / "table.md").write_text("untracked, as .DS_Store is")
-    assert environment.find_commit() == commit
+    assert (environment.find_commit(), len(commit)) == (commit, 12)
     (tmp_path / "program.py").write_text("2")
     assert environment.find_commit() == f"{commit}-dirty"

@@ -1,7 +1,6 @@
 """Other programs are noticed, our own work is not taken for theirs, and sensors that are not here are read by fakes."""
 
 import math
-import subprocess
 import sys
 from collections import namedtuple
 from types import SimpleNamespace
@@ -65,13 +64,6 @@ def test_others_time_is_that_of_our_cpus_without_idle_and_own_time(monkeypatch):
         assert others_cpu_seconds() == pytest.approx(seconds, nan_ok=True)
 
 
-def test_the_peak_of_a_process_is_not_its_parents():
-    child = "from bench.host import meters; print(meters.process_peak_bytes())"
-    parent = f"import subprocess, sys; kept = bytearray(10**9); subprocess.run([sys.executable, '-c', {child!r}])"
-    found = subprocess.run([sys.executable, "-c", parent], capture_output=True, text=True, check=True)
-    assert 10e6 < int(found.stdout) < 5e8
-
-
 @pytest.mark.parametrize(("window", "seconds", "is_known"), [(0.03, 2.5, True), (0.03, 1.9, False), (1.3, 4, True)])
 def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(window, seconds, is_known):
     """Let a machine draw 12 W, its counter change every `period` seconds, and windows have four items."""
@@ -102,9 +94,8 @@ SLOW, FAST = "NVIDIA GeForce GT 1030", "NVIDIA GeForce RTX 4090"
 def test_the_first_visible_card_is_read(monkeypatch, visible, slot, has_counter):
     """Let the real pynvml have two cards, which are their slots; an old one has a temperature, but no joules."""
     monkeypatch.delitem(sys.modules, "pynvml")
-    monkeypatch.setattr(
-        environment, "list_cards", lambda: [NvidiaGpu(SLOW, "0", "GPU-1a"), NvidiaGpu(FAST, "1", "GPU-2b")]
-    )
+    cards = [NvidiaGpu(SLOW, "0", "GPU-1a"), NvidiaGpu(FAST, "1", "GPU-2b")]
+    monkeypatch.setattr(environment, "list_cards", lambda: cards)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     pynvml = pytest.importorskip("pynvml")
     answers = {
