@@ -152,7 +152,8 @@ def test_a_kill_leaves_whole_rows(program, moment, tmp_path):
 
 @pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
 def test_what_cannot_be_printed_is_stored(program, tmp_path):
-    if program == IMAGE and os.path.exists("/dev/full"):
+    is_full = program == IMAGE and os.path.exists("/dev/full")
+    if is_full:
         end = os.open("/dev/full", os.O_WRONLY)
     else:
         other, end = os.pipe()  # whose reader has gone
@@ -160,5 +161,5 @@ def test_what_cannot_be_printed_is_stored(program, tmp_path):
     command = Command(program, tmp_path / "results", stdout=end)
     os.close(end)
     assert count_processes(command.rows()) == {IMAGE: 2, LIST: 6, BEST: 16, ALL: 6}[program]
-    assert command.process.returncode == 2
+    assert command.process.returncode == (2 if is_full else 0)  # as of `| head -1`
     assert "Traceback" not in command.errors
