@@ -77,7 +77,11 @@ def main(command, make_workload, measure):
             except (SettingError, ModuleNotFoundError):  # a mistake, or a missing package of this workload
                 raise
             except Exception as error:
-                measurer.write_failure(error)
+                failed = frameworks.classify_failure(error)
+                measurer.write(measurer.begun | failed)  # what has begun
+                if me.are_many:  # the other ranks may never reach the barrier at the end
+                    print(f"rank {me.rank}: {failed['status']}: {failed['note']}", file=sys.stderr)
+                    raise SystemExit(1) from None
     except KeyboardInterrupt:
         status = process.INTERRUPTED
     except (SettingError, ModuleNotFoundError) as error:
@@ -116,14 +120,6 @@ class Measurer:
         self.begun.clear()
         self.begun.update(work_cells(self.settings, workload, scope) | cells | {"status": process.BEGUN})
         self.write(self.begun | {"note": note})
-
-    def write_failure(self, error):
-        """Write that what has begun has failed."""
-        cells = frameworks.classify_failure(error)
-        self.write(self.begun | cells)
-        if self.group.ranks.are_many:  # the other ranks may never reach the barrier at the end
-            print(f"rank {self.group.ranks.rank}: {cells['status']}: {cells['note']}", file=sys.stderr)
-            raise SystemExit(1) from None
 
     def read_requests(self):
         """Yield the requests of the parent until it asks for the check; before each, tell it that this one waits."""

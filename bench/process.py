@@ -36,6 +36,7 @@ GRACE_SECONDS = 10.0  # for the rest of what it said
 BEGUN = "begun"  # status of a line that the next line replaces; if there is none, the process died
 # By exit status
 CAUSES = {-4: ": the package was built for another chip: an x86-64 build on Apple silicon, or a CPU without AVX"}
+SCRATCH = "bench-{}-"  # how the names of the temporary folders of a child, or of its ranks, begin, by its process id
 WAITING = "waiting"  # note of such a line of a child that waits for a request
 TAKEN = "busy or unavailable"  # in the note if another process has a card in exclusive-process mode (`nvidia-smi -c 3`)
 
@@ -209,7 +210,7 @@ class Child:
             self.process.stdin.close()
         for reader in self.readers:
             reader.join(GRACE_SECONDS)
-        for folder in Path(tempfile.gettempdir()).glob(f"{scratch_prefix(self.process.pid)}*"):
+        for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH.format(self.process.pid)}*"):
             shutil.rmtree(folder, ignore_errors=True)
         self._show()
 
@@ -251,11 +252,6 @@ def close(children):
             time.sleep(POLL_SECONDS)
         for each in working:
             each.end(INTERRUPTED)
-
-
-def scratch_prefix(child):
-    """Return how the names of the temporary folders of a child, or of its ranks, begin, by its process id."""
-    return f"bench-{child}-"
 
 
 def open_channel():

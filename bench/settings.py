@@ -34,11 +34,17 @@ MIXED = ("mixed_float16", "mixed_bfloat16")
 EACH, TOGETHER = "each", "together"  # what a comma list means: a run for each entry; one run that uses all
 COMPILE_MODES = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")  # torch.compile's own names
 FILES = ("input", "end_to_end")  # scopes with an input pipeline
-MANY = frozenset(["all", *range(2, 10_000)])  # values of NUM_DEVICES
+
+
+def is_many(devices):
+    """Return whether NUM_DEVICES is above 1, or all; it is None in commands that do not use it."""
+    return devices not in (None, 1)
+
+
 # {name: as its makers write it}; its code is bench/frameworks/<folder>/on_<name>.py.
 FRAMEWORKS = {"torch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX", "mlx": "MLX"}
-# {framework: {setting, or "command": the values that it cannot have}}; bool: any but 0.
-NOT_TORCH = {"num_devices": MANY, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
+# {framework: {setting, or "command": the values that it cannot have}}, or a function that tells of each.
+NOT_TORCH = {"num_devices": is_many, "phase": PARTS, "scope": FILES, "memory_format": ("channels_first",)}
 NOT_TORCH |= {"compile": COMPILE_MODES, "precision": ("float64",)}
 KERAS = NOT_TORCH | {"command": ("llm", "diffusion")}
 LACKS = {
@@ -59,7 +65,7 @@ EXCLUDED = [
     ({"framework": ("torch",), "weight_bits": bool}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
     ({"phase": PARTS, "scope": FILES}, "a part has no pipeline: set SCOPE=device"),
     ({"phase": PARTS, "sustain": bool}, "parts are not sustained: unset SUSTAIN"),
-    ({"num_devices": MANY, "epochs": bool}, "epochs are trained on one device: set NUM_DEVICES=1"),
+    ({"num_devices": is_many, "epochs": bool}, "epochs are trained on one device: set NUM_DEVICES=1"),
     ({"sustain": bool, "epochs": bool}, "only one can end the run: unset one"),
     ({"sustain": bool, "num_images": bool}, "only one can end the run: unset one"),
     ({"sustain": bool, "scope": SCOPES}, "a sustained run measures the model: unset SCOPE"),
@@ -208,7 +214,7 @@ class Settings:
     @property
     def has_ranks(self):
         """Return whether NUM_DEVICES (above 1, or all), or several machines (scaling.md) start ranks."""
-        return self.num_devices in MANY or bool(self.num_devices and os.environ.get("PET_NNODES"))
+        return is_many(self.num_devices) or bool(self.num_devices and os.environ.get("PET_NNODES"))
 
     def cell(self, name):
         """Return a setting as a cell of a row has it: 1 or 0 instead of True or False."""

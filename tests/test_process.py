@@ -38,7 +38,7 @@ print('{"half": ', flush=True)
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 write, requests = process.open_channel()
 what = os.environ[process.TASK]
-tempfile.mkdtemp(prefix=process.scratch_prefix(os.getpid()))
+tempfile.mkdtemp(prefix=process.SCRATCH.format(os.getpid()))
 try:
     print("printed", flush=True)
     if what != "works":
@@ -110,7 +110,7 @@ def test_children_work_when_they_are_asked(make_child):
     assert (first.exit_status, second.exit_status) == (0, 0)
     assert sorted(make_child.printed) == ["half", "half", "printed", "printed", '{"half":', '{"half":']
     assert len(os.listdir("/dev/fd")) == len(begun)  # no pipe is left open
-    assert not list(Path(tempfile.gettempdir()).glob(f"{process.scratch_prefix(first.process.pid)}*"))
+    assert not list(Path(tempfile.gettempdir()).glob(f"{process.SCRATCH.format(first.process.pid)}*"))
     (a, d), (b, c) = ([line["at"] for line in child.lines] for child in (first, second))
     assert a < b < c < d
 

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from bench.host.ranks import read_ranks
-from bench.process import scratch_prefix
+from bench.process import SCRATCH
 
 RESIDENT_BATCHES = 4  # take turns, because hardware or framework may cache a single one
 PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default of PyTorch's DataLoader
@@ -98,7 +98,7 @@ def jpeg_files(seed, count=256):
     # A TemporaryDirectory would be removed by a worker that is forked: Python 3.13 clears the functions at exit there.
     # If this process, or its torchrun, is killed, the parent removes the folder.
     child = os.getppid() if read_ranks().are_many else os.getpid()
-    folder = tempfile.mkdtemp(prefix=scratch_prefix(child))
+    folder = tempfile.mkdtemp(prefix=SCRATCH.format(child))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     random = np.random.default_rng(seed)
     paths = [f"{folder}/{i:05}.jpg" for i in range(count)]
