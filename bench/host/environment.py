@@ -11,8 +11,8 @@ import re
 import shutil
 import subprocess
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.settings import ROOT, slug
 
@@ -36,8 +36,7 @@ ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # of a network
 CHIP = r"^(vendor_id|cpu family|model|stepping|CPU (?:implementer|variant|part|revision))\s*: (.*\w)"  # of cpuinfo
 
 
-@dataclass(frozen=True)
-class NvidiaGpu:
+class NvidiaGpu(NamedTuple):
     """An NVIDIA card, as nvidia-smi describes it."""
 
     name: str

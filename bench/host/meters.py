@@ -174,6 +174,8 @@ class NvidiaCard:
             raise OSError(f"nvidia-smi does not report {device_name} as the first card")
         pynvml.nvmlInit()
         self.nvml, self.card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
+        busy = read_or(0, lambda: pynvml.nvmlDeviceGetUtilizationRates(self.card).gpu)  # in up to a second
+        self.is_shared = busy > SHARED_PERCENT
 
     def joules(self):
         return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.card) / 1000
@@ -222,10 +224,8 @@ def open_instruments(device, device_name):
     read = read_thermal_pressure if sys.platform == "darwin" else dict
     try:
         if device == "cuda":
-            counter = card = NvidiaCard(device_name)
-            read = counter.read  # also of a card without an energy counter
-            busy = read_or(0, lambda: card.nvml.nvmlDeviceGetUtilizationRates(card.card).gpu)  # in up to a second
-            is_shared = busy > SHARED_PERCENT
+            counter = NvidiaCard(device_name)
+            read, is_shared = counter.read, counter.is_shared  # also of a card without an energy counter
         elif sys.platform == "darwin":
             counter = AppleChip()
         if counter:

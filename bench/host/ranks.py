@@ -5,13 +5,12 @@ torchrun sets each one's environment variables: https://docs.pytorch.org/docs/st
 
 import os
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 NODES = "PET_NNODES"  # torchrun reads the number of machines from it, unless its command says otherwise
 
 
-@dataclass(frozen=True)
-class Ranks:
+class Ranks(NamedTuple):
     """Which of several ranks this process is; a process by itself is rank 0 of 1."""
 
     rank: int = 0

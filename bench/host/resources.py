@@ -18,7 +18,6 @@ from bench.settings import SettingError
 
 SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
 CGROUP = Path("/sys/fs/cgroup")  # version 2, or version 1 in a folder for each controller, as in RHEL 8
-LEAST_THREADS = 20  # of one process, besides two for each core
 # The numbers of the CPUs that this process may run on; a cluster may bind it to some.
 USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it
 
@@ -47,13 +46,13 @@ def usable_cores():
 
 def check_threads():
     """Raise SettingError unless a process could start its threads: libraries hang or abort without them."""
-    needed, end = LEAST_THREADS + 2 * usable_cores(), threading.Event()
+    needed, end = 20 + 2 * usable_cores(), threading.Event()
     try:
         for _ in range(needed):
             threading.Thread(target=end.wait, daemon=True).start()
     except RuntimeError:
-        fix = "raise `ulimit -u` or, of a container, pids.max"
-        raise SettingError(f"{needed} threads cannot be started: {fix}") from None
+        words = f"{needed} threads cannot be started: raise `ulimit -u` or, of a container, pids.max"
+        raise SettingError(words) from None
     finally:
         end.set()
 
