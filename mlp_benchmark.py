@@ -90,7 +90,7 @@ def measure_epochs(measurer: child.Measurer, workload):
             cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
             measurer.check_last_step(session)
             cells |= measurer.derive_cells(workload, scope, session, cells)
-            measurer.write(measurer.begun | cells | {"note": child.describe_notes(session, workload)})
+            measurer.write(measurer.begun | cells | {"note": child.describe_notes(session, workload, cells)})
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ import zlib
 
 import numpy as np
 
-from bench.host import ranks, resources
-from bench.precision import ERROR_LIMITS, EXACT, relative_error
+from bench.host import resources
+from bench.precision import ERROR_LIMITS, EXACT, relative_error, require
 from bench.timing import MeasurementError, idle_barrier_seconds, timed
 
 # The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32, also
@@ -57,19 +57,13 @@ MAX_STILL = 0.1  # share of the matrices that may stay where they were in float3
 MAX_SAMPLE_ERROR = 0.3  # a wrong kernel is wrong by about 1
 
 
-def require(is_right, reason, status="wrong_output"):
-    """Raise MeasurementError with this reason unless a result is right."""
-    if not is_right:
-        raise MeasurementError(status, reason)
-
-
 def check_parameters(counted, expected):
     """Raise MeasurementError (`wrong_model`) unless a model has this many trainable parameters; None means unknown."""
     require(expected in (None, counted), f"the model has {counted} trainable parameters, not {expected}", "wrong_model")
 
 
-def why_not_compared(session, flops, values):
-    """Return why a model is not compared with the CPU, which needs these FLOPs an item and so many values; or ""."""
+def why_not_compared(session, values, is_too_large):
+    """Return why a model is not compared with the CPU, whose copy has so many values; or ""."""
     context, workload = session.context, session.workload
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
         return "this network magnifies the rounding of 16 bits"
@@ -79,23 +73,23 @@ def why_not_compared(session, flops, values):
         return "rounding may change which experts a router chooses"
     if (needed := 4 * values) > (free := resources.available_bytes()):
         return f"a copy needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free"
-    if is_large(session, flops) and not workload.make_checked:
-        return "two items take too many FLOPs for it"
-    return ""
+    return "two items take too many FLOPs for it" if is_too_large else ""
 
 
-def is_large(session, flops):
-    """Return whether two items of these FLOPs (0: unknown, and there are smaller ones) may take too long on the CPU."""
-    is_unknown = not flops and session.workload.make_checked
-    return is_unknown or 2 * flops > MAX_FLOPS * session.context.reference_threads
+def choose_pair(session, values, flops):
+    """Return (whether a model is compared with the CPU, two smaller items if its own take too long).
 
-
-def choose_pair(session, flops):
-    """Return a smaller pair of items in NumPy, with a note, if items of these FLOPs take too long; else None."""
-    if not is_large(session, flops):
-        return None
+    values: of the copy there; flops: of an item, 0 if unknown. A note says what is not as usual.
+    """
+    make_smaller = session.workload.make_checked
+    is_large = 2 * flops > MAX_FLOPS * session.context.reference_threads
+    if reason := why_not_compared(session, values, is_large and not make_smaller):
+        session.notes.append(NOT_COMPARED + reason)
+        return False, None
+    if not make_smaller or (flops and not is_large):
+        return True, None
     session.notes.append("compared with the CPU, which is too slow for more, in a smaller size")
-    return session.workload.make_checked(2, session.context.seed)[0]
+    return True, make_smaller(2, session.context.seed)[0]
 
 
 def check_items(session, got, expected):
@@ -114,18 +108,12 @@ def check_items(session, got, expected):
 
 
 def compute_gradients(session):
-    """Return (output, norms of gradients) of two items from the device, and from the CPU; None if not compared.
-
-    Both are in evaluation mode and uncompiled; in TensorFlow and JAX the device runs a graph. Only rank 0 compares.
-    """
-    context, model, flops = session.context, session.model, session.flops_of_item()
-    if ranks.read_ranks().rank:
+    """Return (output, norms of gradients) of two items from the device and from the CPU; or None."""
+    context, model = session.context, session.model
+    is_compared, smaller = choose_pair(session, model.size + model.parameters, session.flops_of_item())
+    if not is_compared:
         return None
-    if reason := why_not_compared(session, flops, model.size + model.parameters):  # with their gradients
-        session.notes.append(NOT_COMPARED + reason)
-        return None
-    batch = choose_pair(session, flops) or next(iter(session.workload.make_batches(2, context.seed)))
-    batch = context.put(*batch)
+    batch = context.put(*(smaller or next(iter(session.workload.make_batches(2, context.seed)))))
     got = model.gradients(*batch)
     reference = model.on_cpu()
     return got, reference.gradients(*reference.context.put(*map(context.to_numpy, batch)))
@@ -264,11 +252,11 @@ def check_output(session, inputs, got):
 
     It cannot see what other items have.
     """
-    model, flops = session.model, session.flops_of_item(inputs[1])
-    if reason := why_not_compared(session, flops, model.size):
-        session.notes.append(NOT_COMPARED + reason)
+    model = session.model
+    is_compared, smaller = choose_pair(session, model.size, session.flops_of_item(inputs[1]))
+    if not is_compared:
         return None
-    if smaller := choose_pair(session, flops):
+    if smaller:
         inputs = [session.workload.inputs_of(smaller)]
         got = model.output(*session.context.put(*inputs[0]))
     reference = model.on_cpu()

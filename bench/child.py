@@ -172,7 +172,7 @@ class Measurer:
         cells |= self.make_timer(workload, scope, session).measure(requests)
         cells |= self.derive_cells(workload, scope, session, cells)
         if cells["status"] == "interrupted":
-            keep(cells | {"note": describe_notes(session, workload)})
+            keep(cells | {"note": describe_notes(session, workload, cells)})
             raise KeyboardInterrupt
         items = self.check_last_step(session)
         keep(cells | {"note": COMPARING})  # the row of a process that is killed from here on
@@ -183,7 +183,7 @@ class Measurer:
         try:
             if items:
                 cells["output_error"] = session.compare(check.check_output, session, *items)
-            return cells | {"note": describe_notes(session, workload)}
+            return cells | {"note": describe_notes(session, workload, cells)}
         except Exception as error:
             if failure and not isinstance(error, MeasurementError):
                 return cells | {"note": f"{check.NOT_COMPARED}{error}"}
@@ -205,7 +205,7 @@ class Measurer:
             raise MemoryError(f"{words}: choose {fix}")
         # Each rank has its own data, and its own order of them.
         settings = replace(self.settings, seed=self.settings.seed + self.group.ranks.rank)
-        session = self.framework.open_session(workload, settings, scope)
+        session = self.framework.open_session(workload, settings, scope, self.group)
         try:
             yield session
         except Exception as error:
@@ -222,7 +222,7 @@ class Measurer:
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
             instruments = replace(instruments, counter=None)
         return Timer(
-            group.in_step(session),
+            session,
             workload.items_per_step * group.ranks.world_size,
             settings.max_seconds,
             num_items=settings.num_images,
@@ -275,9 +275,9 @@ def measure_workload(measurer: Measurer, make_workload):
     measurer.measure_scopes(make_workload(measurer.settings), [scope])
 
 
-def describe_notes(session, workload):
-    """Return the note of a row: what was not compared, and what the framework knows."""
-    notes = [*session.notes, session.context.notes()]
+def describe_notes(session, workload, cells):
+    """Return the note of a row: its own, what was not compared, and what the framework knows."""
+    notes = [cells.get("note"), *session.notes, session.context.notes()]
     return "; ".join(dict.fromkeys(filter(None, notes))) or workload.columns.get("note", "")
 
 

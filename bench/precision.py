@@ -25,6 +25,12 @@ ERROR_LIMITS |= dict.fromkeys(EIGHT_BITS, 2e-3)  # exact operands, outputs round
 _probed = {}  # precisions by context, device, setting and operator: a CPU may need seconds for one in float16
 
 
+def require(is_right, reason, status="wrong_output"):
+    """Raise MeasurementError with this reason unless a result is right."""
+    if not is_right:
+        raise MeasurementError(status, reason)
+
+
 def check_precision(context, has_convolutions):
     """Return {operator: the precision that the device computes it in} of a matmul and, if there is one, a convolution.
 
@@ -52,15 +58,12 @@ def probe(context, name):
         left, right, exact = probe_inputs(name)
         scale = 1 if context.precision in ("float16", "mixed_float16") else np.float32(PROBE_SCALE)
         got, is_float16 = context.probe(name, left * scale, right * scale)
-        if not (np.isfinite(got).all() and got.any()):
-            raise MeasurementError(
-                "wrong_output", f"a {name} of large {context.precision} values overflows, as in float16"
-            )
+        words = f"a {name} of large {context.precision} values overflows, as in float16"
+        require(np.isfinite(got).all() and got.any(), words)
         error = relative_error(got.astype(np.float64) / float(scale) ** 2, exact[: len(got)])
-        if error > MAX_ERROR:
-            what = f"{name} of quantised weights" if context.weight_bits else name
-            words = f"a {what} is wrong by {error:.0%}: the BLAS of this {context.device} fails, or NumPy's"
-            raise MeasurementError("wrong_output", words)
+        what = f"{name} of quantised weights" if context.weight_bits else name
+        words = f"a {what} is wrong by {error:.0%}: the BLAS of this {context.device} fails, or NumPy's"
+        require(error <= MAX_ERROR, words)
         _probed[key] = name_precision(error, is_float16)
     return _probed[key]
 

@@ -16,8 +16,8 @@ import sys
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from bench.frameworks.pytorch.on_torch_diffusion import TorchDenoiser
 from bench.frameworks.pytorch.on_torch_images import build_image, list_models
+from bench.frameworks.pytorch.on_torch_llm import TorchDenoiser
 from bench.settings import read_settings
 from diffusion_benchmark import diffusion_workload
 from image_benchmark import image_workload

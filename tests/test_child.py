@@ -82,8 +82,10 @@ def test_a_measurement_becomes_a_line(child):
 
 
 @pytest.mark.parametrize("workers", [3, 0])
-def test_scopes_have_a_line_each(child, workers):
+def test_scopes_have_a_line_each(child, monkeypatch, workers):
+    monkeypatch.setattr("bench.timing.windows.ENOUGH_QUEUES", 10**9)  # each pipeline is short
     status, lines = child(SCOPE="device,input,end_to_end", NUM_WORKERS=str(workers))
+    assert [bool(line["note"]) for line in lines] == [False, workers > 0, workers > 0]
     assert (status, [line["scope"] for line in lines]) == (0, ["device", "end_to_end", "input"])
     assert [line["data"] for line in lines] == ["synthetic", "jpeg_q96", "jpeg_q96"]
     assert [line.get("num_workers") for line in lines] == [None, workers, workers]

@@ -91,7 +91,7 @@ def fail(self):
     raise MemoryError("unable to allocate 9 TiB")
 
 if os.environ.get("RANK") == "1":
-    session.Session.run_before = fail
+    session.ModelSession.run_before = fail
 run.SCRIPTS["mlp"] = os.path.abspath(__file__)
 sys.exit(run.benchmark("mlp", mlp_workload))
 """

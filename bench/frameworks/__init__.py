@@ -3,11 +3,10 @@
     find_device(settings) -> Device
         settings.use_gpu: True, False, or None for the best device; without a GPU the answer is the CPU, not an error.
         It also sets up this process, such as its number of threads.
-    open_session = functools.partial(session.Session, DeviceContext), its own DeviceContext
+    open_session = functools.partial(session.open_session, DeviceContext), its own DeviceContext
     join_ranks(ranks, device) -> Group    of bench/host/ranks.py, unless LACKS of bench/settings.py has NUM_DEVICES
 
-base.py has the classes that such a module implements, session.py what is timed. FRAMEWORKS in bench/settings.py has
-the names.
+base.py has the classes that such a module implements, session.py what is timed.
 """
 
 import importlib

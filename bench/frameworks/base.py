@@ -4,7 +4,9 @@ This file imports no framework. A framework defines each `name: Callable  # (arg
 it defines if it can do better.
 """
 
+import copy
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +65,7 @@ class DeviceContext:
     # first; whether the device's was float16), in this precision. Left and right are float32 in NumPy: matrices, or
     # images (items, channels, height, width) and kernels (outputs, inputs, height, width).
     probe: Callable
+    take = staticmethod(operator.getitem)  # (array, rows) -> these rows of it
     # What some frameworks do not have. notes: () -> what a reader of a row has to know. release: () frees what a closed
     # session leaves. peak_memory_bytes: () -> the most that was allocated since reset_peak_memory(). check_switches:
     # (number of threads of the row) raises MeasurementError (`unsupported`) if a library has changed it.
@@ -76,11 +79,11 @@ class DeviceContext:
         self.reference_threads = settings.num_threads or usable_cores()  # that on_cpu() computes with
         self.traces = 0  # how often a function was compiled since the session was opened
 
-    def batches_in_order(self, data, order, batch_size):
-        """Yield batches of arrays on the device in this order; the last batch may be smaller."""
-        (order,) = self.put(order)
-        for start in range(0, len(order), batch_size):
-            yield tuple(each[order[start : start + batch_size]] for each in data)
+    def on_cpu(self):
+        """Return this context for a reference on the CPU, uncompiled; a framework adds float32."""
+        context = copy.copy(self)
+        context.device, context.compile = "cpu", False
+        return context
 
     def counted(self, function):
         """Return the function for a compiler, which runs it once for each compilation."""

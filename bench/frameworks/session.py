@@ -1,4 +1,4 @@
-"""What is timed, in every framework: the session of one phase and scope. Imports no framework.
+"""What is timed, in every framework: a session of a model, of an operator, or of files. Imports no framework.
 
 A framework's file implements the classes of base.py, and a session calls them. Everything that is timed is a step() or
 train_epoch() of this file.
@@ -6,21 +6,21 @@ train_epoch() of this file.
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from bench import check, precision
 from bench.frameworks import find_status
-from bench.settings import TRAINING
+from bench.host.ranks import Group
 from bench.timing import MeasurementError
 from bench.workloads.data import PREFETCH
 
-# A step by its phase: the functions of a Model that come before it, and its own.
-STEPS = {"inference": ("infer",), "prefill": ("infer",), "decode": ("infer",), "training": ("train",)}
-STEPS |= {"forward": ("forward",), "backward": ("forward", "backward"), "optimizer": ("forward", "backward", "update")}
+# A step by its phase: the functions of a Model that come before it, and its own. All other phases are infer().
+STEPS = {"training": ("train",), "forward": ("forward",), "backward": ("forward", "backward")}
+STEPS |= {"optimizer": ("forward", "backward", "update")}
 CALIBRATED_ITEMS = 8  # in the batch with which a model is calibrated
-EVALUATED_ITEMS = 1000  # in one batch of evaluate()
 SAMPLED = 2**16  # values of a matrix that tell whether it moved
 KERNEL = 16  # longest side of a convolution's kernel, of which all places are among them
 # Parts of the names of trained matrices that say nothing: a step moves some rows of a table of embeddings, and biases
@@ -28,62 +28,36 @@ KERNEL = 16  # longest side of a convolution's kernel, of which all places are a
 LEFT_OUT = ("embed_tokens", "embeddings", "words.", "positions.", "types.", "bias")
 
 
+def open_session(context_class, workload, settings, scope, group=None):
+    """Open the session that settings and scope ask for; raises SettingError or MeasurementError."""
+    if workload.samples and workload.model not in context_class.operators:
+        raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
+    given = context_class(settings), workload, settings, group or Group()
+    if scope == "input":
+        return FileSession(*given)
+    return OperatorSession(*given) if workload.samples else ModelSession(*given, scope)
+
+
 class Session:
-    """One workload on one device, ready to be timed.
+    """One workload on one device, ready to be timed: a step calls run() on the next of `batches`."""
 
-    A step is a function of the model, as the phase says; or one operator on the next operands, called as users call it;
-    or, in the scope input, a batch that is prepared and copied to the device. Epochs have the whole data on the device.
-    """
-
-    model: Any = None  # a Model of base.py
-    is_trained = False  # whether it has a loss and gradients
+    run: Callable  # (the arguments of a step) -> its result
     prepare: Any = None  # () -> None: must run before each step, is not timed; None: nothing has to
-    parameters: int | None = None  # trainable; None without a model
-    weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
     stream: Any = None  # batches from workers; None, and so are the next two: they are resident
     num_workers: int | None = None  # that prepare batches
     queue_steps: int | None = None  # batches that they may have ready or in progress
+    parameters: int | None = None  # trainable; None without a model
+    weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
+    output_error: float | None = None  # of two items, against the CPU
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
-    gradients: Any = None  # what check_gradients() compares after the first step
-    first_loss: float | None = None  # of the first step of training
-    output_error: float | None = None  # of two items, against the CPU
+    is_trained = False  # whether it has a loss and gradients
+    read_loss, matrices = staticmethod(lambda: None), staticmethod(tuple)  # as those of a model
 
-    def __init__(self, context_class, workload, settings, scope):
-        """Build what the settings ask for in a DeviceContext; raises SettingError or MeasurementError."""
-        if workload.samples and workload.model not in context_class.operators:
-            raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
-        self.context, self.workload, self.settings = context_class(settings), workload, settings
-        self.synchronize, self.trace_count = self.context.synchronize, self.context.trace_count
+    def __init__(self, context, workload, settings, group):
+        self.context, self.workload, self.settings, self.group = context, workload, settings, group
+        self.trace_count = context.trace_count
         self.notes = []  # what a reader of the rows has to know
-        if scope == "input":
-            self.run = lambda images, *_: images
-            self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
-        elif workload.samples:
-            self.run = self.context.operators[workload.model]
-        else:
-            self.open_model(settings.phase)
-        if scope in ("input", "end_to_end"):
-            self.read_files()
-        elif scope != "epoch":
-            batches = workload.make_batches(settings.batch_size, self.context.seed)
-            self.batches = itertools.cycle([*self.list_steps(batches)])
-        if self.is_trained:
-            self.gradients = self.compare(check.compute_gradients, self)
-            self.context.traces = 0  # what was compiled for the check does not count
-        if scope == "epoch":
-            self.put_data()
-
-    def open_model(self, phase):
-        """Build the model, and choose the functions of it that are a step."""
-        make_batches = self.workload.make_checked or self.workload.make_batches
-        batch = next(iter(make_batches(CALIBRATED_ITEMS, self.context.seed)))
-        self.model = model = self.context.build(self.workload, phase, self.workload.inputs_of(batch))
-        check.check_parameters(model.parameters, self.workload.parameters)
-        self.parameters, self.weight_bytes = model.parameters, model.weight_bytes
-        self.is_trained = phase in TRAINING
-        *self.before, self.run = (getattr(model, name) for name in STEPS[phase])
-        self.prepare = self.run_before if self.before else None
 
     def read_files(self):
         """Take batches that workers read from JPEG files, which each step puts on the device."""
@@ -94,14 +68,101 @@ class Session:
 
     def list_steps(self, batches):
         """Yield (the arguments of a step, what its check needs) of batches in NumPy, which are put on the device."""
-        if self.settings.phase in ("prefill", "decode"):
-            yield from self.list_tokens(batches)
-            return
         for batch in batches:
             arguments = self.context.put(*batch)
             inputs = self.workload.inputs_of(arguments)
-            checked = self.workload.samples(batch) if self.workload.samples else inputs
-            yield (arguments if self.is_trained else inputs), checked
+            yield (arguments if self.is_trained else inputs), inputs
+
+    def step(self):
+        """Submit one step on the next batch; it may return before the device has computed it."""
+        self.last_result = None  # the CPU's allocator can then reuse its memory, and needs no new pages
+        arguments = ()
+        if not self.prepare:
+            arguments, self.inputs = next(self.batches)
+        self.last_result = self.run(*arguments)
+
+    def synchronize(self):
+        """Wait until all submitted work is complete, on all ranks."""
+        self.context.synchronize()
+        self.group.barrier()
+
+    def read(self):
+        """Wait for, and return, a number that depends on the last step, on all ranks that of rank 0."""
+        return self.group.share(self.context.read(self.last_result))
+
+    def after_first_step(self):
+        """Raise MeasurementError if the first step was not as it was asked for; reset the peak memory. Not timed.
+
+        A first step that tries several algorithms needs memory that the work itself does not need.
+        """
+        if self.precisions is None:
+            self.precisions = precision.check_precision(self.context, self.workload.has_convolutions)
+        self.context.reset_peak_memory()
+
+    def copy_items(self):
+        """Check what can be checked of the last step, before any other one; return what check_output() takes."""
+        if self.stream:
+            check.check_useful(self.context.to_numpy(self.inputs[0]), "pipeline's pictures")
+
+    def close(self):
+        """Stop the workers and free the device's memory."""
+        context = self.context
+        vars(self).clear()  # everything that holds memory or workers
+        context.release()
+
+
+class FileSession(Session):
+    """A step takes a batch that workers have prepared, and puts it on the device: scope input."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.run = lambda images, *_: images
+        self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
+        self.read_files()
+
+
+class OperatorSession(Session):
+    """A step is one operator on the next operands, called as users call it."""
+
+    def __init__(self, context, workload, settings, group):
+        super().__init__(context, workload, settings, group)
+        self.run = context.operators[workload.model]
+        batches = workload.make_batches(settings.batch_size, context.seed)
+        self.batches = itertools.cycle([(context.put(*batch), workload.samples(batch)) for batch in batches])
+
+    def copy_items(self):
+        indices, expected = self.inputs
+        got = self.context.to_numpy(self.last_result)[indices].astype(np.float64)
+        check.check_samples(got, expected, self.precisions)
+
+
+class ModelSession(Session):
+    """A step is a function of a model, as the phase says. Epochs have all data on the device."""
+
+    gradients: Any = None  # what check_gradients() compares after the first step
+    first_loss: float | None = None  # of the first step of training
+
+    def __init__(self, context, workload, settings, group, scope):
+        super().__init__(context, workload, settings, group)
+        make_batches = workload.make_checked or workload.make_batches
+        batch = next(iter(make_batches(CALIBRATED_ITEMS, context.seed)))
+        self.model = model = context.build(workload, settings.phase, workload.inputs_of(batch))
+        check.check_parameters(model.parameters, workload.parameters)
+        self.parameters, self.weight_bytes = model.parameters, model.weight_bytes
+        self.is_trained = settings.phase in STEPS
+        *self.before, self.run = (getattr(model, name) for name in STEPS.get(settings.phase, ("infer",)))
+        self.prepare = self.run_before if self.before else None
+        if scope == "end_to_end":
+            self.read_files()
+        elif scope != "epoch":
+            batches = workload.make_batches(settings.batch_size, context.seed)
+            list_steps = self.list_tokens if settings.phase in ("prefill", "decode") else self.list_steps
+            self.batches = itertools.cycle([*list_steps(batches)])
+        if self.is_trained and not group.ranks.rank:
+            self.gradients = self.compare(check.compute_gradients, self)
+            context.traces = 0  # what was compiled for the check does not count
+        if scope == "epoch":
+            self.put_data()
 
     def list_tokens(self, batches):
         """Yield the steps of prefill, a whole prompt each, or of decode, a token of each sequence after DEPTH.
@@ -118,24 +179,12 @@ class Session:
                 tokens = np.ascontiguousarray(ids[:, place : place + length])
                 yield (place, *self.context.put(tokens)), (ids[:, : place + length],)
 
-    def step(self):
-        """Submit one step on the next batch; it may return before the device has computed it."""
-        self.last_result = None  # the CPU's allocator can then reuse its memory, and needs no new pages
-        arguments = ()
-        if not self.prepare:
-            arguments, self.inputs = next(self.batches)
-        self.last_result = self.run(*arguments)
-
     def run_before(self):
         """Submit what comes before a step, on the next batch."""
         arguments, self.inputs = next(self.batches)
         for function in self.before:
             function(*arguments)
             arguments = ()
-
-    def read(self):
-        """Wait for, and return, a number that depends on the last step."""
-        return self.context.read(self.last_result)
 
     def read_loss(self):
         """Return the last step's loss; None without one."""
@@ -166,15 +215,8 @@ class Session:
                 yield name, self.context.to_numpy(weights[sides])
 
     def after_first_step(self):
-        """Raise MeasurementError if the first step was not as it was asked for; reset the peak memory. Not timed.
-
-        A first step that tries several algorithms needs memory that the work itself does not need.
-        """
-        if self.model:
-            check.check_compiled(self.context)
-        if self.precisions is None:
-            self.precisions = precision.check_precision(self.context, self.workload.has_convolutions)
-        self.context.reset_peak_memory()
+        check.check_compiled(self.context)
+        super().after_first_step()
         if self.gradients:
             self.output_error = check.check_gradients(self, *self.gradients)
             self.gradients = None
@@ -193,20 +235,8 @@ class Session:
             return None
 
     def copy_items(self):
-        """Check what can be checked of the last step, before any other one; return what check_output() takes."""
-        if self.stream:
-            check.check_useful(self.context.to_numpy(self.inputs[0]), "pipeline's pictures")
-        if self.workload.samples:
-            indices, expected = self.inputs
-            got = self.context.to_numpy(self.last_result)[indices].astype(np.float64)
-            check.check_samples(got, expected, self.precisions)
-        return check.copy_items(self) if self.model and not self.is_trained else None
-
-    def close(self):
-        """Stop the workers and free the device's memory."""
-        context = self.context
-        vars(self).clear()  # everything that holds memory or workers
-        context.release()
+        super().copy_items()
+        return None if self.is_trained else check.copy_items(self)
 
     def put_data(self):
         """Put the training and test data on the device; train once with a whole batch and once with the last one."""
@@ -218,14 +248,15 @@ class Session:
         self.after_first_step()
 
     def train_epoch(self, order):
-        """Submit a step for each batch of the training data in this order."""
+        """Submit a step for each batch of the training data in this order; the last batch may be smaller."""
         self.losses = []  # of each step, still on the device
-        for batch in self.context.batches_in_order(self.train_data, order, self.settings.batch_size):
+        (rows,) = self.context.put(order)
+        size = self.settings.batch_size
+        for start in range(0, len(order), size):
+            batch = (self.context.take(each, rows[start : start + size]) for each in self.train_data)
             self.last_result = self.model.train(*batch)
             self.losses.append(self.model.loss)
 
     def evaluate(self):
         """Return the share of the test data that is classified correctly."""
-        starts = range(0, len(self.test_labels), EVALUATED_ITEMS)
-        outputs = [self.model.output(self.test_inputs[start : start + EVALUATED_ITEMS]) for start in starts]
-        return float(np.mean(np.concatenate(outputs).argmax(1) == self.test_labels))
+        return float(np.mean(self.model.output(self.test_inputs).argmax(1) == self.test_labels))

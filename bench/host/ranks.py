@@ -42,9 +42,12 @@ class Group:
     # () -> rank 0's wall seconds on all ranks, so that all decide alike; Ctrl-C on rank 0 interrupts all here.
     clock = staticmethod(time.perf_counter)
 
-    def in_step(self, session):
-        """Return the session with a barrier that waits for all ranks and with what rank 0 reads."""
-        return session
+    def barrier(self):
+        """Wait for all ranks."""
+
+    def share(self, number):
+        """Return rank 0's number on all ranks."""
+        return number
 
     def gather(self, value):
         """Return [the value of each rank] on all ranks."""

@@ -20,14 +20,15 @@ class MeasurementError(Exception):
         self.status = status
 
 
-def timed(session, clock, steps):
-    """Return the seconds from submitting the first step to reading a value of the last one, without prepare()."""
-    if session.prepare:
+def timed(session, clock, steps, step=None):
+    """Return the seconds of some steps until a value is read, without those of prepare()."""
+    step = step or session.step
+    if steps and session.prepare:
         session.prepare()
         session.synchronize()
     start = clock()
     for _ in range(steps):
-        session.step()
+        step()
     session.synchronize()
     session.read()
     return clock() - start
@@ -35,10 +36,4 @@ def timed(session, clock, steps):
 
 def idle_barrier_seconds(session, clock):
     """Return the seconds that synchronising and reading take on an idle device: the median of ten times."""
-    times = []
-    for _ in range(10):
-        start = clock()
-        session.synchronize()
-        session.read()
-        times.append(clock() - start)
-    return statistics.median(times)
+    return statistics.median(timed(session, clock, 0) for _ in range(10))

@@ -231,8 +231,7 @@ class Timer:
     def finish(self, counters, reason):
         """Return the cells of the windows, after check_counters().
 
-        The throughput of pipelines, of NUM_IMAGES and of SUSTAIN is that of all seconds, else the median window's. If
-        there is no interval, both of its ends are None.
+        The throughput of pipelines, NUM_IMAGES and SUSTAIN is that of all seconds, else the median window's.
         """
         windows, steps = self.windows, self.steps
         flags, readings = check_counters(self, counters, steps * len(windows) + len(self.slices), reason)
@@ -251,10 +250,12 @@ class Timer:
             "uneven": len(windows) >= LEAST_UNEVEN and items / seconds < (1 - MAX_UNEVEN) * throughput,
         }
         flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
+        note = ""
         if self.is_short and reason == "max_seconds":
-            enough = ENOUGH_QUEUES * self.session.queue_steps * seconds / (steps * len(windows)) / 3
-            self.session.notes.append(f"MAX_SECONDS={math.ceil(1.1 * enough)} is enough for this pipeline")
+            enough = 1.1 / 3 * ENOUGH_QUEUES * self.session.queue_steps * seconds / (steps * len(windows))
+            note = f"MAX_SECONDS={math.ceil(enough)} is enough for this pipeline"
         return readings | {
+            "note": note,
             "status": "interrupted" if reason == "interrupted" else "ok",
             "throughput": throughput,
             # A mean over all seconds may lie outside the median's interval, which is widened to contain it.
@@ -286,8 +287,7 @@ class Timer:
         """Return (seconds, flags) of one pass over the training data in this order of items."""
         with collection_disabled():
             counters = start_counters(self)
-            self.session.step = lambda: self.session.train_epoch(order)
-            seconds = timed(self.session, self.clock, 1)
+            seconds = timed(self.session, self.clock, 1, lambda: self.session.train_epoch(order))
             flags, _ = check_counters(self, counters, len(self.session.losses), "epoch")
         return seconds, flags
 

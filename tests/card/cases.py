@@ -1,14 +1,21 @@
-"""What runs on a card made of software, in a process of its own: test_card.py starts it."""
+"""What runs on a card made of software, in a process of its own: test_torch.py starts it."""
 
+import functools
 import itertools
+import os
 import time
+from queue import SimpleQueue
+from unittest.mock import patch
 
 import pytest
 import torch
 
+from bench import child, process
+from bench.settings import USED_WITH, read_runs
+from tests import fakes
 from tests.card.card import Kernels
-from tests.frameworks.conftest import run_in_process, tiny_decoders  # noqa: F401
-from tests.frameworks.sessions import Opener
+from tests.frameworks.conftest import tiny_decoders  # noqa: F401
+from tests.frameworks.sessions import SMALL, Opener
 
 open_session = Opener("torch")
 RUNS = [
@@ -24,8 +31,25 @@ MATMULS = ("addmm", "mm", "convolution", "convolution_backward")
 
 
 @pytest.fixture
-def run(run_in_process):  # noqa: F811
-    return lambda name="mlp", **settings: run_in_process(name, **{"MAX_SECONDS": "0.1"} | settings)
+def run(monkeypatch):
+    """Return a function that measures as children do: (script, **settings) -> the lines of a small model."""
+
+    def call(name="mlp", **settings):
+        phases = {*settings.setdefault("PHASE", "inference").split(",")}
+        uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
+        small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
+        lines, requests = {}, SimpleQueue()
+        write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
+        monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
+        for each in read_runs(name, os.environ | {"MAX_SECONDS": "0.1"} | small | settings):
+            requests.put(process.WINDOWS)
+            requests.put(process.CHECK)
+            with patch.dict(os.environ, each.environ):
+                make_workload = functools.partial(fakes.workload_of_command, name)
+                assert child.main(name, make_workload, fakes.measure_of_command(name)) == 0
+        return list(lines.values())
+
+    return call
 
 
 @pytest.mark.parametrize(("name", "settings"), RUNS)
@@ -89,12 +113,6 @@ def truth_of(script, phase):
     return seconds
 
 
-def ratio_of(row, seconds):
-    """Return measured / true rate."""
-    items = row["items"] / row["windows"] / row["steps_per_window"]
-    return row["throughput"] * seconds / items
-
-
 PHASES = "inference,training,forward,backward,optimizer"
 
 
@@ -110,7 +128,8 @@ def test_rates_are_true(run, monkeypatch, script, phases, limit):
     else:
         monkeypatch.setattr(Kernels, "host_seconds", 2e-3)
     for row in run(script, PHASE=phases, MAX_SECONDS="1"):
-        ratio = ratio_of(row, truth_of(script, row["phase"]))
+        items = row["items"] / row["windows"] / row["steps_per_window"]
+        ratio = row["throughput"] * truth_of(script, row["phase"]) / items
         if row["flags"] == "barrier_shows":
             assert ratio < 0.95
             assert row["phase"] in ("backward", "optimizer")

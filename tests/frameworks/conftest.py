@@ -1,21 +1,15 @@
 """Tiny language models, and what PyTorch computes, for the tests of every framework."""
 
-import functools
 import os
 import subprocess
 import sys
-from queue import SimpleQueue
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from bench import child, process
 from bench.frameworks import FOLDERS
-from bench.settings import USED_WITH, read_runs
 from llm_benchmark import DECODERS
 from tests.conftest import TESTED
-from tests.fakes import measure_of_command, workload_of_command
 from tests.frameworks.torch_reference import TINY_DECODERS
 
 if TESTED == "jax":  # most of its tests' time is the compilation of the same functions
@@ -43,26 +37,3 @@ def reference(request, tmp_path_factory):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return lambda model: dict(np.load(folder / f"{model}.npz"))
-
-
-@pytest.fixture
-def run_in_process(monkeypatch):
-    """Return a function that measures as children do: (script, **settings) -> the lines of a small model."""
-    from tests.frameworks.sessions import SMALL
-
-    def call(name, **settings):
-        phases = {*settings.setdefault("PHASE", "inference").split(",")}
-        uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
-        small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
-        lines, requests = {}, SimpleQueue()
-        write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
-        monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
-        for run in read_runs(name, os.environ | {"MAX_SECONDS": "1"} | small | settings):
-            requests.put({"seconds": 1})
-            requests.put({"check": True})
-            with patch.dict(os.environ, run.environ):
-                make_workload = functools.partial(workload_of_command, name)
-                assert child.main(name, make_workload, measure_of_command(name)) == 0
-        return list(lines.values())
-
-    return call

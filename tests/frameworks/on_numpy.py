@@ -80,10 +80,7 @@ class DeviceContext(base.DeviceContext):
         return Model(self, workload)
 
     def probe(self, name, left, right):
-        if name == "matmul":
-            return left @ right, False
-        windows = np.lib.stride_tricks.sliding_window_view(left, (3, 3), (2, 3))
-        return np.einsum("bihwyx,oiyx->bohw", windows, right, optimize=True), False
+        return left @ right, False
 
 
-open_session = functools.partial(session.Session, DeviceContext)
+open_session = functools.partial(session.open_session, DeviceContext)

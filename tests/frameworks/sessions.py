@@ -71,9 +71,9 @@ class Opener:
         settings = self.settings(script, PHASE=phase, **environ)
         return self.framework.open_session(workload_of_command(script, settings), settings, scope)
 
-    def operator(self, workload, precision="float32"):
+    def operator(self, workload, precision="float32", **environ):
         """The session of one operator."""
-        settings = replace(self.settings("tflops"), precision=precision)
+        settings = replace(self.settings("tflops", **environ), precision=precision)
         return self.framework.open_session(workload, settings, "device")
 
 

@@ -18,6 +18,7 @@ from bench.workloads import cifar10, operators
 from bench.workloads.data import epoch_order
 from tests.conftest import TESTED
 from tests.frameworks.sessions import Opener, assert_measured, measure_and_check
+from tests.test_check import rounded
 
 FRAMEWORK = frameworks.load(TESTED)
 PHASES = ("inference", *(["training"] if "phase" in LACKS[TESTED] else TRAINING))
@@ -125,9 +126,7 @@ def test_float32_that_is_computed_in_fewer_bits_is_refused(monkeypatch, operator
     right = FRAMEWORK.DeviceContext.probe
 
     def change(x):
-        mantissa, exponent = np.frexp(x)
-        half = x.astype(np.float16) if bits == 16 else np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent)
-        return half.astype(np.float32)
+        return (x.astype(np.float16) if bits == 16 else rounded(x, bits)).astype(np.float32)
 
     def probe(self, name, *operands):
         return right(self, name, *(map(change, operands) if name == operator else operands))

@@ -24,12 +24,8 @@ def test_synchronize_waits_for_all_that_was_submitted():
 @pytest.mark.parametrize(
     ("environ", "error", "found"),
     [
-        *(({}, "No visible GPU", "cpu"), ({"USE_GPU": "1"}, "No visible GPU", "USE_GPU=1")),
-        *(
-            ({"JAX_PLATFORMS": "cuda"}, "", "JAX_PLATFORMS='cuda'"),
-            ({"USE_GPU": "1"}, TAKEN, "cuda"),
-            ({}, TAKEN, "cuda"),
-        ),
+        *(({}, "No visible GPU", "cpu"), ({"USE_GPU": "1"}, "No visible GPU", "USE_GPU=1"), ({}, TAKEN, "cuda")),
+        *(({"JAX_PLATFORMS": "cuda"}, "", "JAX_PLATFORMS='cuda'"), ({"USE_GPU": "1"}, TAKEN, "cuda")),
     ],
 )
 def test_a_card_that_cannot_be_opened_is_one_line_or_the_cpu_unless_others_have_it(monkeypatch, environ, error, found):

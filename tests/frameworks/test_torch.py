@@ -3,6 +3,8 @@
 import csv
 import functools
 import pickle
+import subprocess
+import sys
 import warnings
 from multiprocessing import queues
 from types import SimpleNamespace
@@ -20,18 +22,31 @@ from bench.settings import SettingError, read_settings
 from bench.timing import MeasurementError
 from bench.workloads import data
 from checks import count_flops
+from diffusion_benchmark import DENOISERS
 from image_benchmark import COUNTS, image_workload
-from tests.frameworks.sessions import Opener
+from llm_benchmark import DECODERS, cache_bytes
+from tests import fakes
+from tests.card import machines
+from tests.frameworks.sessions import TINY_DENOISERS, Opener, assert_measured, open_llm
+from tests.frameworks.torch_reference import TINY, TINY_DECODERS, TRAINED_DECODERS
 
 open_session = Opener("torch")
 
 
-@pytest.mark.parametrize(
-    ("script", "model"), [("mlp", "mlp-3000-1000"), ("transformer", "tiny-bert"), ("transformer", "tiny-distilbert")]
-)
-@pytest.mark.parametrize("phase", ["inference", "training"])
-def test_the_formulas_agree_with_the_counter(script, model, phase):
-    session = open_session(script, phase, USE_GPU="0", MODEL=model)
+# Of a single token in a cache of one: there the counter, which does not know of masks, counts no empty slots.
+SINGLE = {"PROMPT_TOKENS": "1", "DEPTH": "0", "NEW_TOKENS": "1"}
+COUNTED = [("mlp", phase, {"MODEL": "mlp-3000-1000"}) for phase in ("inference", "training")]
+COUNTED += [("transformer", "training", {"MODEL": model}) for model in TINY]
+COUNTED += [("llm", phase, SINGLE | {"MODEL": model}) for model in TINY_DECODERS for phase in ("prefill", "decode")]
+COUNTED += [("llm", "training", SINGLE | {"MODEL": model}) for model in TRAINED_DECODERS]
+COUNTED += [("llm", phase, SINGLE | {"MODEL": "tiny-qwen", "LORA_RANK": "4"}) for phase in ("training", "forward")]
+
+
+@pytest.mark.parametrize(("script", "phase", "environ"), COUNTED)
+def test_the_formulas_agree_with_the_counter(script, phase, environ):
+    session = open_session(script, phase, USE_GPU="0", **environ)
+    if environ["MODEL"] == "tiny-moe":
+        session.model.uncompiled.decoder.config._experts_implementation = "batched_mm"  # the counter knows no other
     # Without this the CPU's attention is one operator that the counter does not know.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         session.step()
@@ -58,12 +73,8 @@ def test_training_has_its_optimizer_and_training_mode(optimizer):
 
 def test_only_a_model_with_grouped_convolutions_is_compared_in_one_thread(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    for script, model, threads in (
-        ("image", "resnet18", 7),
-        ("image", "mobilenet_v2", 1),
-        ("diffusion", "tiny-ddpm", 7),
-    ):
-        assert open_session(script, "inference", MODEL=model).context.reference_threads == threads
+    for model, threads in (("resnet18", 7), ("mobilenet_v2", 1)):
+        assert open_session("image", "inference", MODEL=model).context.reference_threads == threads
 
 
 def test_images_lie_in_the_memory_format_asked_for():
@@ -122,7 +133,7 @@ def read_images(workers, phase="inference", side=32, **options):
     settings = read_settings("image", names)
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(on_torch_images, "DataLoader", functools.partial(DataLoader, **options))
-        return on_torch_images.open_stream(image_workload(settings), settings, False)
+        return on_torch_images.open_stream(data.jpeg_files(0), image_workload(settings), settings, False)
 
 
 def test_a_stream_reads_every_file():
@@ -201,3 +212,66 @@ def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
     with pytest.raises(MeasurementError, match="uncompiled") as error:
         session.after_first_step()
     assert error.value.status == "unsupported"
+
+
+# Language and diffusion models
+
+
+def test_weights_and_cache_have_the_precision_asked_for():
+    model = open_llm(PRECISION="bfloat16").model
+    cached = [each for layer in model.cache.layers for each in (layer.keys, layer.values)]
+    assert {each.dtype for each in [*model.uncompiled.parameters(), *cached]} == {torch.bfloat16}
+    stored = sum(each.nbytes for each in cached)
+    assert stored == 2 * cache_bytes(DECODERS["tiny-llama"], 7, "bfloat16")
+
+
+def test_an_old_transformers_is_one_line(monkeypatch):
+    monkeypatch.setattr("transformers.__version__", "5.3.1")
+    with pytest.raises(SettingError, match="transformers>="):
+        open_llm()
+
+
+def test_an_adapter_adds_little_to_what_the_weights_give():
+    """A B A x as large as W x would magnify rounding: it explained any gradient of most adapters."""
+    module = open_llm("training", MODEL="tiny-qwen", LORA_RANK="4").model.uncompiled
+    for layer in module.decoder.model.layers:
+        for adapted in (layer.self_attn.q_proj, layer.self_attn.o_proj):
+            assert float(adapted.lora_b.std()) * adapted.lora_a.shape[1] ** 0.5 == pytest.approx(1, rel=0.3)
+
+
+@pytest.mark.parametrize("name", sorted(DENOISERS.keys() - TINY_DENOISERS.keys()))
+def test_the_counts_of_denoisers_are_those_of_the_counter(name):
+    denoiser = DENOISERS[name]
+    expected = denoiser.parameters, denoiser.inference_flops, denoiser.training_flops
+    assert count_flops.count_denoiser(name) == expected
+
+
+def test_the_prompt_of_what_is_compared_is_short():
+    batch, *_ = fakes.describe("diffusion", MODEL="flux.2-klein-4b").make_checked(1, 0)
+    assert [each.shape for each in batch] == [(1, 64, 128), (1,), (1, 64, 7680), (1, 64, 4), (1, 64, 4), (1, 64, 128)]
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+@pytest.mark.parametrize("model", TINY_DENOISERS)
+def test_a_diffusion_model_is_measured_in_16_bits(model, phase):
+    session = open_session("diffusion", phase, MODEL=model, PRECISION="bfloat16")
+    assert_measured(session, 2)
+    assert 1e-5 < session.output_error < 0.05
+
+
+def test_the_loss_is_the_mean_squared_error_of_the_noise():
+    session = open_session("diffusion", "forward")
+    *inputs, noise = batch = next(session.batches)[0]
+    expected = np.mean((session.model.output(*inputs) - session.context.to_numpy(noise)) ** 2)
+    session.model.forward(*batch)
+    assert float(session.model.loss) == pytest.approx(expected, rel=1e-5)
+
+
+# PyTorch's CUDA build on a card made of software: cases.py, in a process of its own
+
+
+@pytest.mark.skipif(bool(machines.explain_missing()), reason=machines.explain_missing())
+def test_what_a_process_can_show_on_a_card(tmp_path):
+    command = [sys.executable, "-m", "tests.card.card", "tests/card/cases.py"]
+    done = subprocess.run(command, env=machines.build(tmp_path), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Each pitfall of benchmarking, with the fake that falls into it."""
+"""Each pitfall of benchmarking, with the fake that falls into it; how often intervals cover the truth."""
 
 import gc
 import itertools
@@ -13,13 +13,11 @@ from types import SimpleNamespace
 import pytest
 
 from bench import check
-from bench.records.tables import RATE
-from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Rate, verdict_of
 from bench.timing import MeasurementError
+from bench.timing.intervals import _exact_rank, median_interval, p95
 from bench.timing.windows import Timer
 from tests.fakes import Clock, Device
-from tests.rows import ROW
 
 
 def timer_of(fake, items=1, max_seconds=3.0, **limits):
@@ -274,9 +272,7 @@ def run_pipeline(max_seconds=3.0, **pipeline):
     """Measure a pipeline whose queue has long been full."""
     fake = Pipeline(Clock(), **pipeline)
     fake.clock.now = 1000.0
-    result = run(fake, max_seconds=max_seconds)
-    result.notes = " ".join(fake.notes)
-    return result
+    return run(fake, max_seconds=max_seconds)
 
 
 def test_a_full_queue_is_not_given_away():
@@ -288,10 +284,10 @@ def test_a_full_queue_is_not_given_away():
 def test_a_pipeline_measured_for_a_few_queues_is_flagged():
     result = run_pipeline(prepare=0.5)
     assert result.flags == "short"
-    enough = float(re.search(r"MAX_SECONDS=(\d+)", result.notes)[1])
+    enough = float(re.search(r"MAX_SECONDS=(\d+)", result.note)[1])
     for max_seconds, prepare in ((enough, 0.5), (3, 0.2), (3, 0.02)):  # up to three times MAX_SECONDS
         result = run_pipeline(max_seconds, prepare=prepare)
-        assert (result.flags, result.notes) == ("", "")
+        assert (result.flags, result.note) == ("", "")
     slow = run_pipeline(max_seconds=10, prepare=0.1, step=2.0, workers=16)
     assert slow.warmup_seconds < 45  # draining it ends in time
     assert slow.steps_per_window == 1
@@ -329,29 +325,62 @@ def test_the_rates_of_a_run_that_gets_slower_are_of_ten_seconds_each():
     assert timer.list_rates() == pytest.approx([100] + 5 * [30], rel=0.01)  # kept / burst of 30 s: 56 %
 
 
-# The truth of five processes, whose speeds differ by 2 %
+# Many results
 
 
-def results_of(seconds, count, seed):
-    """Return the Rates of results of five processes of a window each; `seconds` is the median step of all processes."""
-    rng = random.Random(seed)
+def test_results_of_five_processes_cover_the_truth_as_often_as_the_documents_say():
+    rng, shares = random.Random(0), {}
 
-    def row(run, process):
-        rate = {"throughput": math.exp(rng.gauss(0, 0.02)) / seconds, "throughput_low": None, "throughput_high": None}
-        return ROW | rate | {"run_id": str(run), "process": process}
+    def measure(speed):
+        """Return the result of five processes whose speeds differ by 2 %: the middle one, and the ends."""
+        low, _, middle, _, high = sorted(speed * math.exp(rng.gauss(0, 0.02)) for _ in range(5))
+        return Rate(middle, low, high)
 
-    found = combine([row(run, i) for run in range(count) for i in range(1, 6)])
-    return [Rate(*map(each.get, RATE)) for each in found]
-
-
-def test_intervals_cover_the_truth_as_often_as_the_documents_say():
-    usual, shares = results_of(0.3, 2000, seed=0), {}
-    assert 0.925 <= statistics.fmean(rate.low <= 1 / 0.3 <= rate.high for rate in usual) <= 0.95
+    usual = [measure(1) for _ in range(2000)]
+    assert 0.925 <= statistics.fmean(rate.low <= 1 <= rate.high for rate in usual) <= 0.95
     for percent in (0, 5, 10, 30):
-        others = results_of(0.3 / (1 + percent / 100), 1000, seed=1)
-        verdicts = Counter(verdict_of(b.ratio(a)) for a, b in zip(usual, others, strict=False))
+        verdicts = Counter(verdict_of(measure(1 + percent / 100).ratio(rate)) for rate in usual[:1000])
         shares[percent] = {verdict: count / 1000 for verdict, count in verdicts.items()}
     assert shares[0].get("faster", 0) + shares[0].get("slower", 0) < 0.02
     assert not any("slower" in shares[percent] for percent in (5, 10, 30))
     assert shares[10]["faster"] > 0.95
     assert shares[30] == {"faster": 1}
+
+
+# Intervals
+
+
+def test_p95_needs_59_single_steps():
+    assert p95([1.0] * 58) is None
+    assert p95([1.0] * 57 + [9.0] * 2) == 1.0
+    assert p95(list(range(1, 101))) == 95
+
+
+def series(rng, rho, n):
+    """A Gaussian first-order autoregression with median 100."""
+    x = rng.gauss(0, 1)
+    for _ in range(n):
+        x = rho * x + (1 - rho * rho) ** 0.5 * rng.gauss(0, 1)
+        yield 100 + x
+
+
+@pytest.mark.parametrize(("rho", "n", "least"), [(0, 6, 0.94), (0, 60, 0.94), (0.6, 60, 0.92)])
+def test_the_interval_covers_the_median_as_often_as_it_says(rho, n, least):
+    rng = random.Random(1)
+    covered = 0
+    for _ in range(2000):
+        low, high = median_interval(list(series(rng, rho, n)))
+        covered += low <= 100 <= high
+    assert covered / 2000 >= least
+
+
+@pytest.mark.parametrize(("count", "ends"), [(8, (1, 8)), (9, (2, 8)), (20, (6, 15))])
+def test_the_extreme_ones_of_nine_or_more_samples_are_left_out(count, ends):
+    samples = range(1, count + 1)
+    zigzag = [each for pair in zip(samples, reversed(samples), strict=True) for each in pair][:count]  # uncorrelated
+    assert median_interval(zigzag) == ends
+
+
+def test_the_rank_of_many_samples_goes_on_where_the_exact_one_ends():
+    assert [_exact_rank(count) for count in (998, 999, 1000, 1001, 1002)] == [468, 469, 469, 469, 470]
+    assert _exact_rank(3_000_000) == pytest.approx(1.5e6 - 1697, abs=1)

@@ -1,16 +1,14 @@
 """Operators: what they count, their operands, and that a wrong result is refused."""
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from bench.frameworks.pytorch import on_torch
-from bench.settings import read_settings
 from bench.timing import MeasurementError
 from bench.workloads import operators
-from tests.frameworks.sessions import measure_and_check
+from tests.frameworks.sessions import Opener, measure_and_check
 
 SMALL_CONVOLUTION = functools.partial(
     operators.operator, "conv3x3", ((1, 2, 8, 8), (2, 2, 3, 3)), operators.sample_convolution
@@ -29,11 +27,6 @@ def test_operands_rotate_in_bounded_memory(monkeypatch):
     assert sum(array.astype(np.float16).nbytes for arrays in large for array in arrays) == 2**22
 
 
-def open_session(workload, precision="float32"):
-    settings = replace(read_settings("tflops", {"USE_GPU": "0"}), precision=precision)
-    return on_torch.open_session(workload, settings, "device")
-
-
 # Other precisions, and what is measured, are in tests/frameworks/test_contract.py.
 @pytest.mark.parametrize(
     ("build", "precision", "factor"),
@@ -49,7 +42,7 @@ def open_session(workload, precision="float32"):
 def test_a_wrong_result_of_an_operator_is_refused(monkeypatch, build, precision, factor):
     for name, value in (("COPY_VALUES", 2**16), ("CACHE_BYTES", 1)):  # few and small operands
         monkeypatch.setattr(operators, name, value)
-    workload = build()
+    workload, open_session = build(), functools.partial(Opener("torch").operator, USE_GPU="0")
     session = open_session(workload, precision)
     measure_and_check(session)
     assert np.isfinite(session.read())

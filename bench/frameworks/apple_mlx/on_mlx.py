@@ -4,7 +4,6 @@ MLX is lazy: an operator only adds to a graph, and mx.synchronize() waits for wh
 So every step here ends in mx.async_eval() of everything that it produced.
 """
 
-import copy
 import os
 from functools import partial
 
@@ -38,11 +37,8 @@ def find_device(settings):
 
 
 def choose_device(use_gpu):
-    """Return the name of the device, "cpu", "cuda" or "mps", and make it the default of all operators.
-
-    mx.cuda.is_available() only says how MLX was built.
-    """
-    has_gpu = mx.device_count(mx.gpu) > 0
+    """Return the name of the device, "cpu", "cuda" or "mps", and make it that of all operators."""
+    has_gpu = mx.device_count(mx.gpu) > 0  # mx.cuda.is_available() only says how MLX was built
     kind = "cpu" if use_gpu is False or not has_gpu else "mps" if mx.metal.is_available() else "cuda"
     mx.set_default_device(mx.cpu if kind == "cpu" else mx.gpu)
     return kind
@@ -105,8 +101,6 @@ class DeviceContext(base.DeviceContext):
         if not mx.metal.is_available():
             self.reference_threads = 1  # a plain BLAS: 3 GFLOP/s
         self.dtype = getattr(mx, "float32" if self.precision == "tf32" else self.precision)
-        mx.clear_cache()
-        self.used_before = mx.get_active_memory()
 
     def probe(self, name, left, right):
         left, right = self.put(left, right)
@@ -116,10 +110,8 @@ class DeviceContext(base.DeviceContext):
         return to_numpy(output), output.dtype == mx.float16
 
     def on_cpu(self):
-        """Return this context for the reference."""
-        context = copy.copy(self)
-        context.device, context.dtype, context.compile = "cpu", mx.float32, False
-        context.stream = mx.cpu
+        context = super().on_cpu()
+        context.dtype, context.stream = mx.float32, mx.cpu
         return context
 
     def compiled(self, function, *state):
@@ -150,7 +142,7 @@ class DeviceContext(base.DeviceContext):
         mx.reset_peak_memory()
 
     def peak_memory_bytes(self):
-        return None if self.device == "cpu" else mx.get_peak_memory() - self.used_before
+        return None if self.device == "cpu" else mx.get_peak_memory()
 
 
 class Model(base.Model):
@@ -191,7 +183,6 @@ class Model(base.Model):
         return outputs
 
     def train(self, *batch):
-        """Run all of it as one function."""
         self.loss = self._train(*batch)
         mx.async_eval(self.loss, self.state)
         return self.last_layer[self.last_name]
@@ -264,4 +255,4 @@ class CachedModel(Model):
         return body.embed_tokens.as_linear(kept) if self.module.args.tie_word_embeddings else self.module.lm_head(kept)
 
 
-open_session = partial(session.Session, DeviceContext)
+open_session = partial(session.open_session, DeviceContext)

@@ -159,11 +159,7 @@ def leaves(tree):
 
 
 def calibrate(module, inputs):
-    """Give each BatchNorm the mean 0 and one variance, the mean square of all its inputs.
-
-    With the initial statistics, activations explode or vanish with depth; with statistics for each channel, random
-    networks magnify rounding.
-    """
+    """Give each BatchNorm the mean 0 and one variance; calibrate() of on_torch.py says why."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm)]
     if not norms:  # the weights of a language model get their memory later, in their own type
         return

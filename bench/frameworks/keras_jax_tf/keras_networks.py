@@ -4,7 +4,7 @@ transformers; their optimizers; a part of the DeviceContext.
 Whoever imports this sets KERAS_BACKEND first.
 """
 
-import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +18,8 @@ from bench.timing import MeasurementError
 from bench.workloads.workload import LEARNING_RATES, RESNETS, find_model
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
+# An initialiser gives the same values at every call: each layer has its own.
+small_normal = functools.partial(keras.initializers.RandomNormal, stddev=0.02)
 
 
 class KerasContext(base.DeviceContext):
@@ -25,6 +27,7 @@ class KerasContext(base.DeviceContext):
 
     model_class: Callable[..., base.Model]  # takes a context, a Keras model, a workload and whether it is trained
     place: Any  # this device, as keras.device() takes it
+    release = staticmethod(keras.backend.clear_session)
 
     def __init__(self, device, settings):
         super().__init__(device, settings)
@@ -67,32 +70,27 @@ class KerasContext(base.DeviceContext):
         return array.transpose(0, 3, 1, 2) if array.ndim == 4 else array
 
     def read(self, values):
-        # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy.
-        values = base.end_of(np.asarray(values) if self.device == "cpu" else values)
+        # By NumPy: it takes less time than a few operators, and reads the CPU's memory without a copy. An array of JAX
+        # on a GPU keeps the first copy on the host, so that only the first read of the same array would take time.
+        values = base.end_of(np.asarray(values)) if self.device == "cpu" else ops.copy(base.end_of(values))
         return float(np.linalg.norm(np.asarray(values).astype(np.float32)))
 
     def on_cpu(self):
-        """Return this context for the reference."""
-        context = copy.copy(self)
-        context.device, context.place, context.compile = "cpu", "cpu:0", False
-        context.policy = keras.dtype_policies.get("float32")
+        context = super().on_cpu()
+        context.place, context.policy = "cpu:0", keras.dtype_policies.get("float32")
         return context
-
-    def release(self):
-        keras.backend.clear_session()
 
 
 class KerasModel(base.Model):
     """The part of a Model that the check against the CPU needs."""
+
+    write_variables = staticmethod(lambda: None)  # writes weights that are elsewhere into the Keras model
 
     def __init__(self, context, keras_model, workload, is_trained):
         self.context = context
         self.keras_model = keras_model
         self.workload = workload
         self.size = keras_model.count_params()
-
-    def write_variables(self):
-        """Write the values of the weights into the Keras model, if they are elsewhere."""
 
     def output(self, *inputs):
         self.write_variables()
@@ -123,11 +121,6 @@ def build_optimizer(context, weights):
 def cross_entropy(outputs, target):
     """Return the mean over items, or over all tokens of all items, of logits (..., classes) and classes (...)."""
     return ops.mean(ops.sparse_categorical_crossentropy(target, ops.cast(outputs, "float32"), from_logits=True))
-
-
-def small_normal():
-    """Return an initialiser for one layer: it gives the same values at every call."""
-    return keras.initializers.RandomNormal(stddev=0.02)
 
 
 def build_image(workload):
@@ -244,11 +237,7 @@ class Embeddings(layers.Layer):
 
 
 def calibrate(model, inputs):
-    """Give each BatchNorm the mean 0 and one variance, the mean square of all its inputs.
-
-    With the initial statistics, activations explode or vanish with depth; with statistics for each channel, random
-    networks magnify rounding.
-    """
+    """Give each BatchNorm the mean 0 and one variance; calibrate() of on_torch.py says why."""
     # _flatten_layers: nothing public lists the layers of nested models.
     norms = [layer for layer in model._flatten_layers() if isinstance(layer, layers.BatchNormalization)]
     for norm in norms:

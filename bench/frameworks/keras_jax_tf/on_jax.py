@@ -31,9 +31,8 @@ def find_device(settings):
     if device.platform == "cpu":
         return Device("cpu", None, *about)
     memory = (device.memory_stats() or {}).get("bytes_limit")  # by default 75 % of a card's
-    return Device(
-        device.platform.replace("gpu", "cuda"), device.device_kind, *about, memory_bytes=memory, why_not_compiled=""
-    )
+    kind = device.platform.replace("gpu", "cuda")
+    return Device(kind, device.device_kind, *about, memory_bytes=memory, why_not_compiled="")
 
 
 def choose_device(use_gpu):
@@ -120,7 +119,6 @@ class Model(KerasModel):
         return self._infer(self.trained, self.others, list(inputs))
 
     def train(self, *batch):
-        """Run all of it in one compiled function."""
         self.trained, self.others, self.slots, self.loss = self._train(self.trained, self.others, self.slots, *batch)
         return self.trained[-1]
 
@@ -145,6 +143,7 @@ class DeviceContext(KerasContext):
 
     operators = OPERATORS
     model_class = Model
+    take = staticmethod(jax.jit(partial(jnp.take, axis=0, mode="clip")))  # unchecked
 
     def __init__(self, settings):
         self.place = choose_device(settings.use_gpu)
@@ -152,22 +151,8 @@ class DeviceContext(KerasContext):
         jax.config.update("jax_default_device", self.place)
         jax.config.update("jax_default_matmul_precision", "tensorfloat32" if self.precision == "tf32" else "highest")
 
-    def read(self, values):
-        # An array on a GPU keeps the first copy on the host, so that only the first read would take time.
-        return super().read(values if self.device == "cpu" else jnp.copy(base.end_of(values)))
-
-    def batches_in_order(self, data, order, batch_size):
-        for start in range(0, len(order), batch_size):
-            yield take(data, order[start : start + batch_size])
-
     def synchronize(self):
         jax.block_until_ready(jax.live_arrays())  # a device computes in the order of submission
 
 
-@jax.jit
-def take(data, rows):
-    """Return these rows of each array, which it must have."""
-    return tuple(jnp.take(each, rows, axis=0, mode="clip") for each in data)
-
-
-open_session = partial(session.Session, DeviceContext)
+open_session = partial(session.open_session, DeviceContext)

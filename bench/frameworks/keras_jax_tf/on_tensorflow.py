@@ -121,7 +121,6 @@ class Model(KerasModel):
         return loss
 
     def train(self, *batch):
-        """Run all of it in one graph."""
         self.loss = self.train_step(*batch)
         return self.weights[-1]
 
@@ -134,6 +133,8 @@ class DeviceContext(KerasContext):
 
     operators = OPERATORS
     model_class = Model
+    take = staticmethod(tf.gather)
+    synchronize = staticmethod(tf.test.experimental.sync_devices)  # on Metal the read after it waits
 
     def __init__(self, settings):
         super().__init__(choose_device(settings.use_gpu), settings)
@@ -142,8 +143,6 @@ class DeviceContext(KerasContext):
         self.place = "CPU:0" if self.device == "cpu" else "GPU:0"
         tf.config.experimental.enable_tensor_float_32_execution(self.precision == "tf32")
         tf.config.optimizer.set_experimental_options({"auto_mixed_precision": False})
-        self.reset_peak_memory()
-        self.used_before = tf.config.experimental.get_memory_info("GPU:0")["current"] if self.device == "cuda" else 0
 
     def function(self, python_function):
         """Return a graph of a function on this device; compiled by XLA with COMPILE=1."""
@@ -155,18 +154,10 @@ class DeviceContext(KerasContext):
         graph = tf.function(self.counted(placed), jit_compile=self.compile)
         return graph if self.device == "cpu" else check_placement(graph)
 
-    def batches_in_order(self, data, order, batch_size):
-        (order,) = self.put(order)
-        for start in range(0, len(order), batch_size):
-            yield tuple(tf.gather(each, order[start : start + batch_size]) for each in data)
-
     def read(self, values):
         if self.device != "cpu" and values.ndim and "CPU" in getattr(values, "backing_device", ""):
             raise MeasurementError("unsupported", "TensorFlow runs this operator on the CPU, not on the GPU")
         return super().read(values)
-
-    def synchronize(self):
-        tf.test.experimental.sync_devices()  # does nothing on Metal: there the read after it waits
 
     def reset_peak_memory(self):
         if self.device == "cuda":
@@ -175,7 +166,7 @@ class DeviceContext(KerasContext):
     def peak_memory_bytes(self):
         if self.device != "cuda":  # Metal does not say
             return None
-        return tf.config.experimental.get_memory_info("GPU:0")["peak"] - self.used_before
+        return tf.config.experimental.get_memory_info("GPU:0")["peak"]
 
 
 def check_placement(graph):
@@ -199,4 +190,4 @@ def check_placement(graph):
     return lambda *batch: call(*batch)
 
 
-open_session = partial(session.Session, DeviceContext)
+open_session = partial(session.open_session, DeviceContext)

@@ -3,7 +3,6 @@
 CUDA and MPS share one path, torch.accelerator: a run on either tests the lines of both.
 """
 
-import copy
 import functools
 import gc
 import os
@@ -17,23 +16,22 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bench import process
 from bench.frameworks import Device, base, session
-from bench.frameworks.pytorch import on_torch_diffusion, on_torch_llm, on_torch_ranks
+from bench.frameworks.pytorch import on_torch_llm, on_torch_ranks
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.host import environment
-from bench.host.environment import GIB, installed_bytes
 from bench.host.ranks import read_ranks
 from bench.host.resources import SHARED_GB, usable_cores
 from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError
+from bench.workloads import data
 
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-FULL = 0.95  # share of a card's memory
-NORMS = torch.nn.modules.batchnorm._BatchNorm
-join_ranks = on_torch_ranks.TorchGroup
+join_ranks = on_torch_ranks.join_ranks
 
 
 def find_device(settings):
@@ -58,7 +56,7 @@ def find_device(settings):
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
     # By default a small Mac swaps until its time limit instead of running out of memory.
-    is_small = kind == "mps" and installed_bytes() < SHARED_GB * GIB
+    is_small = kind == "mps" and environment.installed_bytes() < SHARED_GB * environment.GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.cuda.get_device_properties() if kind == "cuda" else None
@@ -112,10 +110,11 @@ def set_float32(precision):
     backends.cudnn.benchmark = True
 
 
-def build_image(workload):
-    from bench.frameworks.pytorch import on_torch_images  # torchvision takes as long as torch, so only if needed
+def images():
+    """Return on_torch_images.py, only if it is needed: torchvision takes as long as torch."""
+    from bench.frameworks.pytorch import on_torch_images
 
-    return on_torch_images.build_image(workload)
+    return on_torch_images
 
 
 def build_mlp(workload):
@@ -140,26 +139,17 @@ def build_transformer(workload):
     sizes |= {"num_attention_heads": encoder.num_heads, "num_labels": encoder.labels}
     sizes |= {"intermediate_size" if encoder.is_bert else "hidden_dim": encoder.intermediate_size}
     config = getattr(transformers, f"{name}Config")(**sizes, attn_implementation="sdpa")
-    return Logits(getattr(transformers, f"{name}ForSequenceClassification")(config))
-
-
-class Logits(torch.nn.Module):
-    """A model of the transformers library that returns only the logits, not its record of outputs."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, ids):
-        return self.model(input_ids=ids).logits
+    module = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    module.register_forward_hook(lambda module, inputs, outputs: outputs.logits)  # not all outputs
+    return module
 
 
 BUILDERS = {
-    "image": build_image,
+    "image": lambda workload: images().build_image(workload),
     "mlp": build_mlp,
     "transformer": build_transformer,
     "llm": on_torch_llm.TorchDecoder,
-    "diffusion": on_torch_diffusion.TorchDenoiser,
+    "diffusion": on_torch_llm.TorchDenoiser,
 }
 
 
@@ -204,7 +194,7 @@ def calibrate(module, inputs):
         norm.running_mean.zero_()
         norm.running_var.fill_(inputs[0].square().mean())
 
-    norms = [each for each in module.modules() if isinstance(each, NORMS)]
+    norms = [each for each in module.modules() if isinstance(each, torch.nn.modules.batchnorm._BatchNorm)]
     hooks = [each.register_forward_pre_hook(set_statistics) for each in norms]
     if norms:
         module.eval()(*inputs)
@@ -239,8 +229,6 @@ class DeviceContext(base.DeviceContext):
         torch.manual_seed(self.seed)
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.channels_last)  # of operators
-        self.reset_peak_memory()
-        self.used_before = 0 if self.device == "cpu" else torch.accelerator.memory_allocated()
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
@@ -264,19 +252,17 @@ class DeviceContext(base.DeviceContext):
         return kind(self, module, workload, is_trained=phase in TRAINING)
 
     def open_stream(self, workload, settings):
-        from bench.frameworks.pytorch import on_torch_images
-
-        return on_torch_images.open_stream(workload, settings, pins_memory=self.device == "cuda")
+        paths = data.jpeg_files(settings.seed)  # takes seconds
+        with process.deferred_interrupts():
+            return images().open_stream(paths, workload, settings, pins_memory=self.device == "cuda")
 
     def autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
         return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
     def on_cpu(self):
-        """Return the context of a reference: the CPU in float32."""
-        context = copy.copy(self)
-        context.device, context.dtype, context.compile = "cpu", torch.float32, False
-        context.format = torch.contiguous_format
+        context = super().on_cpu()
+        context.dtype, context.format = torch.float32, torch.contiguous_format
         context.autocast = functools.partial(without_onednn, self.reference_threads)
         return context
 
@@ -325,7 +311,7 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.reset_peak_memory_stats()
 
     def peak_memory_bytes(self):
-        return None if self.device == "cpu" else torch.accelerator.max_memory_allocated() - self.used_before
+        return None if self.device == "cpu" else torch.accelerator.max_memory_allocated()
 
     def trace_count(self):
         # torch._dynamo takes a second to import: only where models are compiled.
@@ -336,7 +322,7 @@ class DeviceContext(base.DeviceContext):
         skips = torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] if self.compile else 0
         notes = [f"CUDA graphs skipped by torch.compile: {skips}"] if skips else []
         is_wsl = self.device == "cuda" and "microsoft" in platform.release().lower()
-        if is_wsl and torch.cuda.max_memory_reserved() > FULL * torch.cuda.get_device_properties().total_memory:
+        if is_wsl and torch.cuda.max_memory_reserved() > 0.95 * torch.cuda.get_device_properties().total_memory:
             notes.append("the card's memory is full: Windows may have moved some of it to the system's")
         return "; ".join(notes)
 
@@ -348,4 +334,4 @@ class DeviceContext(base.DeviceContext):
             torch.accelerator.empty_cache()
 
 
-open_session = functools.partial(session.Session, DeviceContext)
+open_session = functools.partial(session.open_session, DeviceContext)

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 from torchvision.io import ImageReadMode, decode_jpeg, read_file
 from torchvision.transforms import v2
 
-from bench import process
 from bench.workloads import data
 from bench.workloads.workload import find_model
 
@@ -36,22 +35,22 @@ def build_image(workload):
     return model
 
 
-def open_stream(workload, settings, pins_memory):
-    """Return the endless batches that a DataLoader's workers read from JPEG files and prepare."""
-    paths = data.jpeg_files(settings.seed)
-    workers = settings.num_workers
-    with process.deferred_interrupts():
-        loader = DataLoader(
-            JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
-            batch_size=workload.items_per_step,
-            # One endless epoch: at the end of one the workers' queues would run empty.
-            sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
-            num_workers=workers,
-            prefetch_factor=data.PREFETCH if workers else None,
-            pin_memory=pins_memory,
-            worker_init_fn=prepare_worker,
-        )
-        return iter(loader)
+def open_stream(paths, workload, settings, pins_memory):
+    """Return the endless batches that a DataLoader's workers read from these JPEG files and prepare.
+
+    Its caller holds the signals: half of the workers cannot be closed.
+    """
+    loader = DataLoader(
+        JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
+        batch_size=workload.items_per_step,
+        # One endless epoch: at the end of one the workers' queues would run empty.
+        sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
+        num_workers=settings.num_workers,
+        prefetch_factor=data.PREFETCH if settings.num_workers else None,
+        pin_memory=pins_memory,
+        worker_init_fn=prepare_worker,
+    )
+    return iter(loader)
 
 
 def prepare_worker(worker):

@@ -1,4 +1,4 @@
-"""Language models in PyTorch: the transformers library's own classes, its static cache, random weights, LoRA."""
+"""Language and diffusion models in PyTorch: the libraries' own classes and cache, random weights, LoRA."""
 
 import itertools
 from typing import Any
@@ -11,6 +11,8 @@ from bench.frameworks.pytorch.on_torch_model import Model
 from bench.settings import SettingError
 from bench.workloads.data import POOL_STRIDE, POOL_VALUES
 from bench.workloads.workload import LORA_PROJECTIONS, LORA_SCALE
+
+ADDED = ("text_embeds", "time_ids")  # arguments that Stable Diffusion XL takes in a dict of their own
 
 
 @torch.no_grad()
@@ -106,11 +108,36 @@ class TorchDecoder(torch.nn.Module):
         return self.decoder(ids, None, positions, cache, use_cache=cache is not None, **options).logits
 
 
+class TorchDenoiser(torch.nn.Module):
+    """A denoiser of the diffusers library that takes and returns only tensors, without memory until fill()."""
+
+    def __init__(self, workload):
+        super().__init__()
+        import diffusers  # takes ten seconds, so only if needed
+
+        sizes = workload.sizes
+        with torch.device("meta"):
+            self.model = getattr(diffusers, sizes.class_name)(**sizes.config)
+        self.names = ["hidden_states" if sizes.takes_tokens else "sample", "timestep", *sizes.conditions]
+        if sizes.takes_tokens:
+            self.names += ["img_ids", "txt_ids"]
+
+    def fill(self, device, dtype):
+        """Allocate random weights."""
+        for _ in draw_layers(self, device, dtype):
+            pass
+
+    def forward(self, *inputs):
+        named = dict(zip(self.names, inputs, strict=True))
+        if ADDED[0] in named:
+            named["added_cond_kwargs"] = {name: named.pop(name) for name in ADDED}
+        return self.model(**named, return_dict=False)[0]
+
+
 class CachedModel(Model):
     """A decoder with its static cache. The contract is in base.py."""
 
     cache: Any  # a StaticCache
-    length: int  # tokens of each sequence in it
 
     def __init__(self, context, module, workload, is_trained=False):
         super().__init__(context, module, workload, is_trained)
@@ -127,7 +154,7 @@ class CachedModel(Model):
         self.cache = StaticCache(config=config, max_cache_len=tokens)
         shape = len(prompt), config.num_key_value_heads, config.head_dim
         self.cache.early_initialization(*shape, self.context.dtype, torch.device(self.context.device))
-        self.length = 0
+        self.length = 0  # tokens of each sequence in it
         if prompt.shape[1]:
             self._extend(self.uncompiled, prompt)
 

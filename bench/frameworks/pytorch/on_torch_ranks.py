@@ -2,6 +2,7 @@
 
 import signal
 import time
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -17,34 +18,30 @@ def replicate(module):
     return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
 
 
+@contextmanager
+def join_ranks(me, device):
+    """Wait until all ranks have joined, and at the end until all are there. device: "cpu", "cuda" ..."""
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    # A rank that finished its step after Ctrl-C would wait for the others in vain.
+    process.handle(signal.SIG_DFL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    group = TorchGroup()
+    group.ranks = me
+    yield group
+    group.barrier()  # a rank that leaves early would look like one that was killed
+    dist.destroy_process_group()
+
+
 class TorchGroup(ranks.Group):
     """The ranks that torchrun has started. The contract is in bench/host/ranks.py.
 
     Clock and barrier are messages between CPUs, by gloo, on every device: a rank that ends is noticed at once.
     """
 
-    def __init__(self, me, device):
-        """Wait until all ranks have joined. device: "cpu", "cuda" ..."""
-        self.ranks = me
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
-        # A rank that finished its step after Ctrl-C would wait for the others in vain.
-        process.handle(signal.SIG_DFL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
     def clock(self):
         return self.share(time.perf_counter())
 
     def barrier(self):
-        """Wait for all ranks."""
         dist.all_reduce(torch.zeros(1))
-
-    def in_step(self, session):
-        def synchronize():
-            session.context.synchronize()
-            self.barrier()
-
-        session.synchronize = synchronize
-        session.read = lambda: self.share(session.context.read(session.last_result))
-        return session
 
     def gather(self, value):
         values = [None] * self.ranks.world_size
@@ -52,15 +49,6 @@ class TorchGroup(ranks.Group):
         return values
 
     def share(self, number):
-        """Return rank 0's number on all ranks."""
         shared = torch.tensor(number, dtype=torch.float64)
         dist.broadcast(shared, 0)
         return shared.item()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, error_type, error, trace):
-        if error_type is None:
-            self.barrier()  # a rank that leaves early would look like one that was killed
-            dist.destroy_process_group()
