@@ -1,5 +1,6 @@
 """Opens sessions of one framework for the tests: small models and few steps."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 from bench import check, frameworks
 from bench.precision import relative_error
 from bench.settings import read_settings
-from bench.timing import timed
 from bench.timing.windows import Timer
 from bench.workloads.workload import LEARNING_RATES
 from diffusion_benchmark import DENOISERS
@@ -92,16 +92,9 @@ class StepClock:
         return self.now
 
 
-def measure_and_check(session, items=2, steps=0):
-    """Measure a session for a moment, and check its result as a child does; returns the cells.
-
-    Args:
-        steps: that are run at least before the check.
-    """
-    timer = Timer(session, items, max_seconds=0.1, clock=StepClock(session))
-    measured = timer.measure()
-    if steps:
-        timed(session, timer.clock, steps)
+def measure_and_check(session, items=2):
+    """Measure a session for a moment, and check its result as a child does; returns the cells."""
+    measured = Timer(session, items, max_seconds=0.1, clock=StepClock(session)).measure()
     if kept := session.copy_items():
         session.output_error = check.check_output(session, *kept)
     return measured
@@ -117,14 +110,9 @@ def assert_measured(session, items):
         assert session.trace_count() == 1
 
 
-def open_llm(phase="decode", **environ):
-    """Open a session of a tiny language model."""
-    return Opener(TESTED)("llm", phase, **environ)
-
-
-def describe_llm(phase="decode", **environ):
-    """Return the Workload of open_llm()."""
-    return Opener(TESTED).workload("llm", phase, **environ)
+# Of tiny language models: (phase, **environ) -> a session, or its Workload
+open_llm = functools.partial(Opener(TESTED), "llm")
+describe_llm = functools.partial(Opener(TESTED).workload, "llm")
 
 
 def assert_same_work(name, session, torch, expected, stop_dropout):

@@ -13,12 +13,9 @@ from tests.frameworks.sessions import Opener, assert_measured
 
 open_session = Opener("tensorflow")
 DEVICE = on_tensorflow.choose_device(USE_GPU)
-# A TensorFlow that has begun to use its GPU cannot leave it, so these cannot make it so themselves.
-needs_no_gpu = pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU that is not there")
-needs_xla = pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")
 
 
-@needs_xla
+@pytest.mark.skipif(DEVICE == "mps", reason="Metal has no XLA")
 @pytest.mark.parametrize(("script", "phase"), [("mlp", "inference"), ("transformer", "training")])
 def test_xla_compiles_the_step(script, phase):
     for compiled in (False, True):
@@ -28,7 +25,8 @@ def test_xla_compiles_the_step(script, phase):
         assert_measured(session, 2)
 
 
-@needs_no_gpu
+# A TensorFlow that has begun to use its GPU cannot leave it, so this cannot make it so itself.
+@pytest.mark.skipif(DEVICE != "cpu", reason="places work on a GPU that is not there")
 @pytest.mark.parametrize(
     ("script", "operator", "phase"), [("image", "Conv2DBackprop", "training"), ("mlp", "MatMul", "inference")]
 )

@@ -218,7 +218,7 @@ def test_a_model_that_the_compiler_skips_is_unsupported(monkeypatch):
 
 
 def test_weights_and_cache_have_the_precision_asked_for():
-    model = open_llm(PRECISION="bfloat16").model
+    model = open_llm("decode", PRECISION="bfloat16").model
     cached = [each for layer in model.cache.layers for each in (layer.keys, layer.values)]
     assert {each.dtype for each in [*model.uncompiled.parameters(), *cached]} == {torch.bfloat16}
     stored = sum(each.nbytes for each in cached)
@@ -228,7 +228,7 @@ def test_weights_and_cache_have_the_precision_asked_for():
 def test_an_old_transformers_is_one_line(monkeypatch):
     monkeypatch.setattr("transformers.__version__", "5.3.1")
     with pytest.raises(SettingError, match="transformers>="):
-        open_llm()
+        open_llm("decode")
 
 
 def test_an_adapter_adds_little_to_what_the_weights_give():

@@ -78,9 +78,8 @@ def test_a_mixture_of_experts_uses_its_published_active_parameters_and_is_not_tr
 def test_a_step_has_the_tokens_of_its_sequences():
     prefill = describe_llm(PHASE="prefill", BATCH_SIZE="3", PROMPT_TOKENS="5")
     assert (prefill.unit, prefill.items_per_step, prefill.bytes_per_step) == ("tokens", 15, None)
-    ((ids,), *_) = batches = prefill.make_batches(3, seed=0)
-    assert (len(batches), ids.shape) == (4, (3, 5))
-    assert 1 <= ids.min() <= ids.max() < 49_152
+    ((ids,), *_) = prefill.make_batches(3, seed=0)
+    assert (ids.shape, 1 <= ids.min() <= ids.max() < 49_152) == ((3, 5), True)
     decode = describe_llm(PHASE="decode", BATCH_SIZE="3", DEPTH="4", NEW_TOKENS="2")
     assert decode.items_per_step == 3
     assert decode.make_batches(3, seed=0)[0][0].shape == (3, 6)
