@@ -88,9 +88,9 @@ def measure_epochs(measurer: child.Measurer, workload):
             cells = {"status": "ok", "stop_reason": "epoch", "flags": " ".join(flags)}
             cells |= {"throughput": count / seconds, "items": count, "seconds": seconds}
             cells |= {"loss_mean": loss, "accuracy": session.evaluate()}
-            measurer.check_last_step(session)
+            measurer.check_last_step(session, cells, measurer.write)
             cells |= measurer.derive_cells(workload, scope, session, cells)
-            measurer.write(measurer.begun | cells | {"note": child.describe_notes(session, workload, cells)})
+            measurer.write(measurer.begun | cells | {"note": child.describe_notes(session, cells)})
 
 
 if __name__ == "__main__":

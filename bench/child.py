@@ -25,7 +25,6 @@ from bench.frameworks import Device
 from bench.host import environment, meters, ranks, resources
 from bench.records.rows import work_cells
 from bench.settings import SettingError, Settings, read_settings
-from bench.timing import MeasurementError
 from bench.timing.windows import Timer
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import Workload
@@ -133,61 +132,31 @@ class Measurer:
             yield request
 
     def measure_scopes(self, workload: Workload, scopes, keep=None):
-        """Measure scopes on one model, then compare their last outputs with the CPU, also if a later one has failed.
+        """Measure scopes on one model; compare the last output of each with the CPU before the next one begins.
 
         Args:
             keep: called with the cells of each result, before the comparison and after it; by default, it is written.
 
         Raises:
-            Exception: the failure of a scope. KeyboardInterrupt: Ctrl-C. What is complete is kept.
+            KeyboardInterrupt: Ctrl-C; what is complete is kept.
         """
         keep = keep or self.write
-        measured, failure = [], None
         self.begin(workload, scopes[0], "building")
         with self.open_session(workload, scopes[0]) as session:
-            try:
-                try:
-                    for scope in scopes:
-                        measured.append(self.measure_scope(workload, scope, session, keep))
-                except Exception as error:
-                    failure = error
-                while measured:
-                    cells, items = measured[0]
-                    keep(self.compare_scope(workload, session, cells, items, failure))
-                    measured.pop(0)
-            except KeyboardInterrupt:
-                for cells, _ in measured:
-                    keep(cells | {"note": f"{check.NOT_COMPARED}interrupted"})
-                raise
-            if failure:
-                raise failure
-
-    def measure_scope(self, workload: Workload, scope, session, keep):
-        """Measure one scope of a session; return (the cells of its row, what check_output() takes; None: nothing)."""
-        self.begin(workload, scope, "measuring")
-        if scope == "end_to_end" and not session.stream:
-            session.read_files()
-        requests = self.read_requests() if scope == "device" and self.requests else [process.WINDOWS]
-        cells = work_cells(self.settings, workload, scope)
-        cells |= self.make_timer(workload, scope, session).measure(requests)
-        cells |= self.derive_cells(workload, scope, session, cells)
-        if cells["status"] == "interrupted":
-            keep(cells | {"note": describe_notes(session, workload, cells)})
-            raise KeyboardInterrupt
-        items = self.check_last_step(session)
-        keep(cells | {"note": COMPARING})  # the row of a process that is killed from here on
-        return cells, items
-
-    def compare_scope(self, workload: Workload, session, cells, items, failure):
-        """Return the cells of a measured scope after its comparison; after a failure the device may not answer."""
-        try:
-            if items:
-                cells["output_error"] = session.compare(check.check_output, session, *items)
-            return cells | {"note": describe_notes(session, workload, cells)}
-        except Exception as error:
-            if failure and not isinstance(error, MeasurementError):
-                return cells | {"note": f"{check.NOT_COMPARED}{error}"}
-            return work_cells(self.settings, workload, cells["scope"]) | frameworks.classify_failure(error)
+            for scope in scopes:
+                self.begin(workload, scope, "measuring")
+                if scope == "end_to_end" and not session.stream:
+                    session.read_files()
+                requests = self.read_requests() if scope == "device" and self.requests else [process.WINDOWS]
+                cells = work_cells(self.settings, workload, scope)
+                cells |= self.make_timer(workload, scope, session).measure(requests)
+                cells |= self.derive_cells(workload, scope, session, cells)
+                is_interrupted = cells["status"] == "interrupted"
+                if not is_interrupted:
+                    cells["output_error"] = self.check_last_step(session, cells, keep)
+                keep(cells | {"note": describe_notes(session, cells)})
+                if is_interrupted:
+                    raise KeyboardInterrupt
 
     @contextmanager
     def open_session(self, workload: Workload, scope):
@@ -246,15 +215,26 @@ class Measurer:
             more["bandwidth"] = cells["throughput"] / workload.items_per_step * more["bytes_per_step"] / 1e9
         return more
 
-    def check_last_step(self, session):
-        """Check what the last step left, before any other one; return the items to be compared with the CPU."""
+    def check_last_step(self, session, cells, keep):
+        """Check what the last step left, before any other one, and compare it with the CPU; return the output's error.
+
+        Args:
+            cells, keep: as of measure_scopes(), for the row of a process that is killed or interrupted meanwhile.
+        """
         items = session.copy_items()
         if self.group.ranks.are_many:
             sums = self.group.gather([zlib.crc32(values.tobytes()) for _, values in session.matrices()])
             unlike = [rank for rank, each in enumerate(sums) if each != sums[0]]
             check.require(not unlike, f"after training, rank 0 has other weights than the ranks {unlike}")
         session.context.check_switches(self.device.num_threads)
-        return items if not self.group.ranks.rank else None
+        if not items or self.group.ranks.rank:
+            return cells.get("output_error")
+        keep(cells | {"note": COMPARING})
+        try:
+            return session.compare(check.check_output, session, *items)
+        except KeyboardInterrupt:
+            keep(cells | {"note": f"{check.NOT_COMPARED}interrupted"})
+            raise
 
 
 def warn_of_device(settings, device):
@@ -275,10 +255,9 @@ def measure_workload(measurer: Measurer, make_workload):
     measurer.measure_scopes(make_workload(measurer.settings), [scope])
 
 
-def describe_notes(session, workload, cells):
+def describe_notes(session, cells):
     """Return the note of a row: its own, what was not compared, and what the framework knows."""
-    notes = [cells.get("note"), *session.notes, session.context.notes()]
-    return "; ".join(dict.fromkeys(filter(None, notes))) or workload.columns.get("note", "")
+    return "; ".join(dict.fromkeys(filter(None, [cells.get("note"), *session.notes, session.context.notes()])))
 
 
 def wait_until_idle():
