@@ -63,6 +63,8 @@ def test_wrong_operators_are_refused(monkeypatch, name):
     script, phase = work.split()
     settings = open_session.func.settings(script, PHASE=phase, **environ, USE_GPU="0")
     precision.check_precision(on_torch.DeviceContext(settings), has_convolutions=True)  # before its operators are wrong
+    # PyTorch turns oneDNN off, for the rest of the process, on a CPU where it cannot compute bfloat16.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", True)
     usual = getattr(functional, operator)
 
     def compute(*given, **options):
