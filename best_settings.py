@@ -169,9 +169,14 @@ class Search:
                 del self.undecided[each]
         return found
 
-    def describe_answer(self):
-        """Return the lines of the answer: all that was tried, the fastest, what time was short for, the command."""
-        tried = [(describe(each), tables.combine_rows(rows), self.gains.get(each)) for each, rows in self.rows.items()]
+    def describe_answer(self, of_runs):
+        """Return the lines of the answer: all that was tried, the fastest, what time was short for, the command.
+
+        Args:
+            of_runs: {run_id: its results}, as tables.of_runs() returns them.
+        """
+        tried = [(describe(each), of_runs.get(self.find_run(each).run_id), self.gains.get(each)) for each in self.rows]
+        tried = [each for each in tried if each[1]]
         so_far = " so far (a larger MAX_MINUTES tries more)" if self.undecided or self.untried else ""
         lines = [report.describe_list(tried), "", f"the fastest settings{so_far}: {describe(self.answer)}"]
         if self.fastest != self.default:
@@ -213,11 +218,13 @@ def main():
     search = Search(runs[0].with_settings(**fixed), values, doubles, host, search_settings.max_minutes)
     search.run_steps()
     default_rows = search.rows.get(search.default, [])
-    if has_result(default_rows):
-        result = tables.combine_rows(search.rows[search.answer])
-        print(report.describe_run(result, tables.read(settings.results_dir)))
-        print("\n".join(search.describe_answer()), end="\n\n")
-        print_paths(settings.results_dir, result)
+    found = tables.read(settings.results_dir)
+    of_runs = tables.of_runs(found, [search.find_run(each).run_id for each in search.rows])
+    answer = of_runs.get(search.find_run(search.answer).run_id)  # None: it could not be stored
+    if has_result(default_rows) and answer:
+        print(report.describe_run(answer, tables.latest(found)))
+        print("\n".join(search.describe_answer(of_runs)), end="\n\n")
+        print_paths(settings.results_dir, answer)
     if search.error:
         raise search.error
     if not has_result(default_rows):

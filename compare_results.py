@@ -16,15 +16,16 @@ and B have no work in common, or are one machine and no work has a verdict.
 import os
 import statistics
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from bench import process
 from bench.plots import table
 from bench.records import likeness, report, results, tables
 from bench.records.columns import SETUP, VERSIONS, WORK, WORKLOADS, describe_work, format_number, format_ratio
-from bench.records.verdict import ENOUGH_PAIRS, Rate, verdict_of
+from bench.records.verdict import ENOUGH_PAIRS, Rate, ratio_of, verdict_of
 from bench.settings import SettingError, read_runs, slug
 
 SLOWER, NOT_JUDGED = 4, 1  # exit statuses
@@ -40,7 +41,7 @@ def warn(line):
 
 
 def read_side(side, environ, folder):
-    """Return the results that count of the file, the machine or the published device that A or B names, as a frame.
+    """Return the results that count, dicts, of the file, machine or published device that A or B names.
 
     Those of an own file are in the order of time, published ones in that of their rates. Added are `where`, framework
     and kind of device, and the `title`, work and where.
@@ -52,106 +53,128 @@ def read_side(side, environ, folder):
     inside = [path for path in results.list_files(paths[0]) if typed and path.stem != "published"]
     if path := next(filter(Path.is_file, paths + inside * (len(inside) == 1)), None):
         found = tables.combine(tables.load([path], warn))
-        lines = tables.latest(found[~found["published"]])
         chips = found["cpu_id"].where(found["kind"] == "cpu", found["device_name"]).groupby(found["kind"]).unique()
         for names in chips[chips.map(len) > 1]:
             warn(f"{side}={typed!r} mixes several chips, {'; '.join(names)}: give each a MACHINE of its own")
+        found = tables.latest(found[~found["published"]])
     else:
-        lines = tables.read(folder)
-        lines = lines[lines["published"] & (lines["status"] == "ok")].sort_values("value", kind="stable")
-        names, words = sorted(set(lines["device_name"])), likeness.words_in(typed)
-        found = [name for name in names if name.lower() == typed.lower()]
-        found = found or [name for name in names if words and words <= likeness.words_in(name)]
-        if len(found) != 1:
-            known = found or sorted({path.stem for path in results.list_files(folder)} - {"published"}) or ["none"]
+        found = tables.latest(tables.read(folder))
+        found = found[found["published"] & (found["status"] == "ok")].sort_values("value", kind="stable")
+        names, words = sorted(set(found["device_name"])), likeness.words_in(typed)
+        fits = [name for name in names if name.lower() == typed.lower()]
+        fits = fits or [name for name in names if words and words <= likeness.words_in(name)]
+        if len(fits) != 1:
+            known = fits or sorted({path.stem for path in results.list_files(folder)} - {"published"}) or ["none"]
             fix = f"set {side} to a CSV file, or to one of {'; '.join(known)}"
             raise SettingError(f"{side}={typed!r} is not one machine in {folder.name}/ or one published device: {fix}")
-        lines = lines[lines["device_name"] == found[0]]
-    lines = lines[lines["value"] > 0].reset_index(drop=True)
-    if lines.empty:
+        found = found[found["device_name"] == fits[0]]
+    rows = found[found["value"] > 0].to_dict("records")
+    if not rows:
         raise SettingError(f"{side}={typed!r} has no results to compare: name another file")
-    last = lines.iloc[-1]
+    last = rows[-1]
     print(f"{side}: {', '.join(dict.fromkeys([typed, last['machine'], last['device_name'] or last['device']]))}")
-    lines.loc[lines["model"] == "matmul-peak", OF_THE_BEST] = ""  # it is the best of its machine, at any size
-    rows = lines.to_dict("records")
-    few = [f", {threads}" if (threads := likeness.few_threads(row)) else "" for row in rows]
-    where = lines["framework"] + " on " + lines["kind"].str.upper() + few
-    titles = list(map(describe_work, rows)) + (", " + where)
-    return lines.assign(where=where, title=titles)
+    for row in rows:
+        if row["model"] == "matmul-peak":  # it is the best of its machine, at any size
+            row |= dict.fromkeys(OF_THE_BEST, "")
+        threads = likeness.few_threads(row)
+        row["where"] = ", ".join(filter(None, [f"{row['framework']} on {row['kind'].upper()}", threads]))
+        row["title"] = f"{describe_work(row)}, {row['where']}"
+    return rows
 
 
-def pair_lines(a, b):
-    """Return a line for each work of B that A has, too: a dict of the cells of B, and those of A with `_a`.
+class Pair(NamedTuple):
+    """Results of the same work, of A and of B; its ratio is B over A, see ratio_of()."""
 
-    Of several lines those of equal setup are a pair, or else the newest ones. What A has only in another framework, and
-    what was published, is paired if likeness.work_key() is equal; of published ones the same framework, then the
-    fastest. There is no interval and no verdict below ENOUGH processes, nor of disturbed or published ones. Added are
-    `few` (the processes of the side with fewer), `ratio`, `verdict` and `pair`, the title.
+    a: dict
+    b: dict
+    ratio: Rate | None
+
+    @property
+    def title(self):
+        """Return the work of B, and what else A is."""
+        return self.b["title"] + (f" (A: {self.a['where']})" if self.a["where"] != self.b["where"] else "")
+
+    @property
+    def few(self):
+        """Return the processes of the side with fewer."""
+        return min(self.a["processes"], self.b["processes"])
+
+    @property
+    def verdict(self):
+        """Return what the interval shows; "" if there is none."""
+        return verdict_of(self.ratio) if self.ratio and self.ratio.low > 0 else ""
+
+    def agrees(self, *names):
+        """Return whether both have equal cells."""
+        return all(self.a[name] == self.b[name] for name in names)
+
+
+def pair_results(a, b):
+    """Return a Pair for each work of B that A has, too.
+
+    Of several results those of equal setup are a pair, or else the newest ones. What A has only in another framework,
+    and what was published, is paired if likeness.work_key() is equal; of these the same framework, then the fastest.
     """
-    has_both = max(a["kind"].nunique(), b["kind"].nunique()) > 1  # results of a CPU and of a GPU
-    a, b = (side.assign(key=side["work"] + (side["kind"] if has_both else "")) for side in (a, b))
-    pairs = b.merge(a, on="key", suffixes=("", "_a"))
-    for new, names in (("same_work", WORK), ("same_setup", SETUP), ("same_framework", ["framework"])):
-        pairs[new] = (pairs[[*names]].to_numpy() == pairs[[f"{name}_a" for name in names]].to_numpy()).all(axis=1)
-    pairs["cited"] = pairs["published"] | pairs["published_a"]
-    pairs["few"] = pairs[["processes", "processes_a"]].min(axis=1)
-    pairs["sound"] = (pairs["few"] >= tables.ENOUGH) & ~(pairs["disturbed"] | pairs["disturbed_a"] | pairs["cited"])
-    pairs = pairs[pairs["same_work"] | pairs["cited"] | ~pairs["same_framework"]]
-    order = ["same_framework", "value_a"] if pairs["cited"].any() else ["same_work", "same_setup"]
-    pairs = pairs.sort_values(order, kind="stable").drop_duplicates([*WORK, "kind"], keep="last")
-    pairs = pairs.sort_index().to_dict("records")
-    for line in pairs:
-        # The value of an operator is TFLOP/s.
-        rate, base = (Rate(line[f"value{side}"], line[f"low{side}"], line[f"high{side}"]) for side in ("", "_a"))
-        line["ratio"] = rate.ratio(base) if line["sound"] else Rate(rate.throughput / base.throughput)
-        line["verdict"] = verdict_of(line["ratio"]) if line["sound"] else ""
-        line["pair"] = line["title"] + (f" (A: {line['where_a']})" if line["where"] != line["where_a"] else "")
-    return sorted(pairs, key=lambda line: WORKLOADS.index(line["workload"]))
+    has_both = any(len({row["kind"] for row in rows}) > 1 for rows in (a, b))  # results of a CPU and of a GPU
+    is_cited = any(row["published"] for row in (*a, *b))  # all of a side are
+    bases, chosen = defaultdict(list), {}
+    for base in a:
+        bases[base["work"], has_both and base["kind"]].append(base)
+    for result in b:
+        for base in bases[result["work"], has_both and result["kind"]]:
+            pair = Pair(base, result, ratio_of(result, base))
+            is_same, is_like = pair.agrees(*WORK), pair.agrees("framework")
+            rank = (is_like, base["value"]) if is_cited else (is_same, pair.agrees(*SETUP))
+            work = tuple(result[name] for name in (*WORK, "kind"))
+            if (is_same or is_cited or not is_like) and rank >= chosen.get(work, [()])[0]:
+                chosen.pop(work, None)  # so that pairs are in the order of their results
+                chosen[work] = rank, pair
+    return sorted((pair for _, pair in chosen.values()), key=lambda pair: WORKLOADS.index(pair.b["workload"]))
 
 
-def describe_ratio(line):
+def describe_pair(pair, is_cited):
     """Describe one comparison in lines: the work, its figures in LAYOUT, and what was published, with its source."""
-    ratio, low, high = (format_ratio(end, 4) for end in line["ratio"])
-    notes = [f"[{side}: {flags}]" for side, flags in (("A", line["flags_a"]), ("B", line["flags"])) if flags]
-    values = format_number(line["value_a"]), format_number(line["value"]), " ".join([line["per"], *notes])
-    few = "1 process" if line["few"] == 1 else f"{line['few']} processes"
-    reason = "" if line["cited"] else "disturbed" if line["disturbed"] or line["disturbed_a"] else few
-    figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", line["verdict"] or reason, *values)
-    texts = [report.wrap(line["pair"], "  "), figures]
-    if line["cited"]:
-        sides = {"A": {name: line.get(f"{name}_a") for name in line}, "B": line}
+    sides = {"A": pair.a, "B": pair.b}
+    ratio, low, high = (format_ratio(end, 4) for end in pair.ratio or ("", "", ""))
+    notes = [f"[{side}: {row['flags']}]" for side, row in sides.items() if row["flags"]]
+    values = format_number(pair.a["value"]), format_number(pair.b["value"]), " ".join([pair.b["per"], *notes])
+    few = "1 process" if pair.few == 1 else f"{pair.few} processes"
+    reason = "" if is_cited else few if pair.ratio else "disturbed"
+    figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", pair.verdict or reason, *values)
+    texts = [report.wrap(pair.title, "  "), figures]
+    if is_cited:
         cited = [f"{side}: {likeness.describe_how(row)} {row['source']}".strip() for side, row in sides.items()]
         texts.append(report.wrap(f"    {'; '.join(cited)}", "    "))
     return "\n".join(texts)
 
 
-def is_slower(line):
+def is_slower(pair):
     """Return whether the same machine is so much slower in B, by enough processes of each, that it is hardly chance."""
-    is_clear = line["verdict"] == "slower" and line["few"] >= ENOUGH_PAIRS
-    is_same = all(line[name] == line[f"{name}_a"] for name in ("device_name", "cpu_id", "framework", *SETUP))
-    return is_clear and is_same and line["ratio"].throughput < ACCEPTED
+    is_clear = pair.verdict == "slower" and pair.few >= ENOUGH_PAIRS
+    is_same = pair.agrees("device_name", "cpu_id", "framework", *SETUP)
+    return is_clear and is_same and pair.ratio.throughput < ACCEPTED
 
 
-def list_remarks(a, b, lines):
+def list_remarks(a, b, pairs, is_cited):
     """List verdicts that are wrong by chance, versions and setups that differ, work of only one side, and a summary."""
     remarks = {}
-    if few := sum(line["verdict"] != "" and line["few"] < ENOUGH_PAIRS for line in lines):
+    of = f"of {len(pairs)}"
+    if few := sum(pair.verdict != "" and pair.few < ENOUGH_PAIRS for pair in pairs):
         # All rates of one side are above all of the other one in 2 of 20 orders.
         why = f"if A and B are equally fast, 10 % of such verdicts are wrong, fewer with RUNS={ENOUGH_PAIRS}"
-        remarks[f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} of {len(lines)})"] = [why]
-    own = [line for line in lines if not line["cited"]]
-    of = f"of {len(lines)}"
-    for name in ("cpu_id", *VERSIONS, *SETUP):  # row by row: sets of both sides may agree by chance
-        counts = Counter((line[f"{name}_a"] or "unknown", line[name] or "unknown") for line in own)
+        remarks[f"verdicts on fewer than {ENOUGH_PAIRS} processes ({few} {of})"] = [why]
+    for name in () if is_cited else ("cpu_id", *VERSIONS, *SETUP):  # sets of both sides may agree by chance
+        counts = Counter((pair.a[name] or "unknown", pair.b[name] or "unknown") for pair in pairs)
         remarks[name] = [f"{x} in A and {y} in B ({count} {of})" for (x, y), count in counts.items() if x != y]
-    compared = {line[title] for line in lines for title in ("title", "title_a")}
-    for side, titles in (("A", a["title"]), ("B", b["title"])):
-        remarks[f"only in {side}"] = [title for title in dict.fromkeys(titles) if title not in compared]
-    if lines:
-        counts = Counter(line["verdict"] or "without a verdict" for line in lines).most_common()
-        ratios = [line["ratio"].throughput for line in lines if not (line["disturbed"] or line["disturbed_a"])]
+    compared = {row["title"] for pair in pairs for row in (pair.a, pair.b)}
+    for side, rows in (("A", a), ("B", b)):
+        titles = dict.fromkeys(row["title"] for row in rows)
+        remarks[f"only in {side}"] = [title for title in titles if title not in compared]
+    if pairs:
+        counts = Counter(pair.verdict or "without a verdict" for pair in pairs).most_common()
+        ratios = [pair.ratio.throughput for pair in pairs if pair.ratio]
         median = [f"median ratio {format_ratio(statistics.median(ratios), 4)}"] if ratios else []
-        remarks[f"all {len(lines)}"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
+        remarks[f"all {len(pairs)}"] = [", ".join(f"{count} {verdict}" for verdict, count in counts), *median]
     return [f"{name}: {report.join_some(texts, MOST_NAMED)}" for name, texts in remarks.items() if texts]
 
 
@@ -163,23 +186,24 @@ def main(environ=os.environ):
         print(table.describe_set(folder, warn) or nothing)
         return 0
     a, b = (read_side(side, environ, folder) for side in "AB")
-    lines = pair_lines(a, b)
-    if lines:
-        print("", LAYOUT.format(*TITLES), *map(describe_ratio, lines), "", sep="\n")
+    pairs = pair_results(a, b)
+    is_cited = any(row["published"] for row in (*a, *b))  # all of a side are: there is no verdict
+    if pairs:
+        print("", LAYOUT.format(*TITLES), *(describe_pair(pair, is_cited) for pair in pairs), "", sep="\n")
     else:
-        has_jax = "jax" in {*a["framework"], *b["framework"]}
+        has_jax = any(row["framework"] == "jax" for row in (*a, *b))
         fix = ": JAX is always compiled, so measure PyTorch with COMPILE=1" if has_jax else ""
         print(f"\nA and B have no work in common{fix}; so the exit status is {NOT_JUDGED}")
-    remarks = list_remarks(a, b, lines)
-    slower = [line["pair"] for line in lines if is_slower(line)]
+    remarks = list_remarks(a, b, pairs, is_cited)
+    slower = [pair.title for pair in pairs if is_slower(pair)]
     if slower:
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
-    judged = [line for line in lines if line["verdict"] or line["cited"] or line["machine"] != line["machine_a"]]
-    if lines and not judged:
+    judged = [pair for pair in pairs if pair.verdict or is_cited or not pair.agrees("machine")]
+    if pairs and not judged:
         remarks.append(
             f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, then RUNS={ENOUGH_PAIRS}"
         )
-    print("\n".join(report.wrap(line, "  ") for line in remarks))
+    print("\n".join(report.wrap(remark, "  ") for remark in remarks))
     return SLOWER if slower else 0 if judged else NOT_JUDGED
 
 

@@ -13,7 +13,7 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
-from bench.run import benchmark
+from bench.run import main
 from bench.settings import ROOT, SettingError
 from bench.workloads.data import RESIDENT_BATCHES
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
@@ -46,11 +46,9 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    model = find_model(settings.model, DENOISERS)
+    model = find_denoiser(settings)
     denoiser = DENOISERS[model]
     side = settings.image_size or denoiser.image_size
-    if side % denoiser.pixels:
-        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {model}")
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
     small = replace(denoiser, image_size=min(side, COMPARED_SIDE))
@@ -73,6 +71,16 @@ def diffusion_workload(settings):
         resident_bytes=tensors * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )
+
+
+def find_denoiser(settings):
+    """Return the name of the model; raises SettingError for an unknown one, or for a size that it cannot have."""
+    model = find_model(settings.model, DENOISERS)
+    if (settings.image_size or 0) % DENOISERS[model].pixels:
+        raise SettingError(
+            f"IMAGE_SIZE='{settings.image_size}' must be a multiple of {DENOISERS[model].pixels} for {model}"
+        )
+    return model
 
 
 def noise_batches(denoiser, batch_size, seed):
@@ -104,4 +112,4 @@ def noise_batches(denoiser, batch_size, seed):
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark("diffusion", diffusion_workload))
+    sys.exit(main("diffusion", diffusion_workload, check=find_denoiser))

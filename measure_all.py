@@ -12,7 +12,6 @@ where it was. What other programs or swapping disturbed is measured again.
 import hashlib
 import logging
 import math
-import re
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -22,11 +21,12 @@ from bench import process
 from bench.host import environment, resources
 from bench.plots import card, table
 from bench.records import results, tables
-from bench.records.columns import DISTURBING
+from bench.records.likeness import choose_peaks
 from bench.records.rows import complete_row
+from bench.records.verdict import is_disturbed
 from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
 from bench.settings import ROOT, Run, SettingError, read_runs
-from bench.workloads.standard_set import PEAKS, RUNS, SIXTEEN, STANDARD_SET
+from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET, SWEEP
 from tflops_sweep import describe_sweep
 
 log = logging.getLogger("bench")
@@ -40,7 +40,7 @@ AGREEING += ("cpu_id", "num_threads", "seed")
 
 
 def plan_benchmarks(run: Run, device, sixteen, memory_gb=math.inf):
-    """Return {name: run} of the lines of the set for a Run of `make all` on a Device; print what is left out.
+    """Return {name: run} of the benchmarks of the set for a Run of `make all` on a Device; print what is left out.
 
     Args:
         sixteen: the precision of 16 bits that is fast on the device; "" if none is.
@@ -49,35 +49,36 @@ def plan_benchmarks(run: Run, device, sixteen, memory_gb=math.inf):
     settings = run.settings
     is_shared = resources.shares_memory(device)
     runs = {}
-    for line in STANDARD_SET:
-        is_left_out = settings.quick and not line.is_quick
-        if line.below_gb and settings.framework == "torch" and not is_shared:
-            is_left_out = is_left_out or memory_gb >= line.below_gb  # a larger batch is measured
-        if is_left_out or not line.suits(device.type, settings.framework):
+    for benchmark in STANDARD_SET:
+        is_left_out = settings.quick and not benchmark.is_quick
+        if benchmark.below_gb and settings.framework == "torch" and not is_shared:
+            is_left_out = is_left_out or memory_gb >= benchmark.below_gb  # a larger batch is measured
+        if is_left_out or not benchmark.suits(device.type, settings.framework):
             continue
-        for precision in line.list_precisions(device.type, sixteen):
-            needed = line.needed_gb(precision, is_shared)
-            why = line.compile and device.why_not_compiled
+        for precision in benchmark.list_precisions(device.type, sixteen):
+            needed = benchmark.needed_gb(precision, is_shared)
+            why = benchmark.compile and device.why_not_compiled
             if memory_gb < needed:
                 why = f"it needs {needed} GiB, and the memory has {memory_gb:.3g}"
             if why:
-                print(f"skipping {line.title} {line.phase}, batch {line.batch_size}: {why}")
+                print(f"skipping {benchmark.title}, {benchmark.phase}, batch {benchmark.batch_size}: {why}")
                 continue
-            change = line.environ(device.type, settings.framework, precision, device.why_not_compiled == "")
+            change = benchmark.environ(device.type, settings.framework, precision, device.why_not_compiled == "")
             if settings.quick:
                 change |= {"MAX_SECONDS": "1", "SCOPE": "device"}
-            count = settings.runs or (1 if settings.quick or line.is_latency else RUNS)
+            count = settings.runs or (1 if settings.quick or benchmark.is_latency else RUNS)
             with suppress(SettingError):  # this framework does not have it
-                runs[f"{line.workload} {change}"] = run.with_settings(line.workload, **change, RUNS=str(count))
+                runs[f"{benchmark.workload} {change}"] = run.with_settings(
+                    benchmark.workload, **change, RUNS=str(count)
+                )
     return runs
 
 
-def choose_sixteen(rows, device):
-    """Return the precision of 16 bits for a kind of device, of rows of `make tflops`; "" if none is fast.
+def choose_sixteen(peaks, device):
+    """Return the precision of 16 bits for a kind of device from {precision: its best TFLOP/s}; "" if none is fast.
 
     A device without an arithmetic unit for a precision emulates it, which is slower than float32.
     """
-    peaks = {row["precision"]: row["tflops"] for row in rows if row["model"] == "matmul-peak" and row["status"] == "ok"}
     float32, float16, bfloat16 = (peaks.get(name, 0.0) for name in ("float32", "float16", "bfloat16"))
     if device != "cpu" and float16 > max(FASTER * bfloat16, FAST * float32):
         return "float16"
@@ -95,11 +96,6 @@ def list_processes(rows, *statuses):
     return {int(row["process"]) for row in rows if row["status"] in statuses or not statuses}
 
 
-def list_disturbed(rows):
-    """Return the numbers of the processes that other programs or swapping disturbed."""
-    return list_processes(row for row in rows if row["status"] == "ok" and re.search(DISTURBING, row["flags"]))
-
-
 def has_died(row):
     """Return whether a row is that of a process that ended in the middle of its work: it may have had more to do."""
     return row["status"] in ("crashed", "timed_out") or row["note"].startswith("ended by signal")
@@ -113,8 +109,8 @@ def is_missing(run: Run, rows, begun):
     """
     measured = list_processes(rows, "ok") - list_processes(filter(has_died, rows))
     failed = list_processes(rows) - measured - list_processes(rows, "interrupted")
-    sound = measured - list_disturbed(rows)
-    return len(sound) < run.settings.runs and len(failed) < 2 and begun < 2 * run.settings.runs
+    undisturbed = measured - list_processes(filter(is_disturbed, rows))
+    return len(undisturbed) < run.settings.runs and len(failed) < 2 and begun < 2 * run.settings.runs
 
 
 def measure_benchmarks(benchmarks, blank, host, folder):
@@ -125,41 +121,52 @@ def measure_benchmarks(benchmarks, blank, host, folder):
         blank: a row of this machine and device without a result.
 
     Returns:
-        The results of all of them, new or stored, and the number of new processes.
+        The results of all of them, new or stored, as a frame, and the number of new processes.
 
     Raises:
-        SettingError: a process has no row afterwards.
+        SettingError: a process has no row in the file afterwards.
     """
-    stored = tables.to_rows(tables.load([results.path_of(folder, blank)]))
+    path = results.path_of(folder, blank)
     programs = find_programs(blank["commit"])
-    rows_by_run = {}
+    runs = {}
     for name, run in benchmarks.items():
         words = repr((name, programs, [str(blank[column]) for column in AGREEING]))
         run_id = hashlib.sha256(words.encode()).hexdigest()[:12]
-        rows_by_run[replace(run, run_id=run_id)] = [row for row in stored if row["run_id"] == run_id]
-    left = sum(max(0, run.settings.runs - len(list_processes(rows))) for run, rows in rows_by_run.items())
+        runs[run_id] = replace(run, run_id=run_id)
+    found, rows_by_run, _ = read_rows(path, runs)
+    left = sum(max(0, run.settings.runs - len(list_processes(rows_by_run[run_id]))) for run_id, run in runs.items())
     begun = Counter()
     with progress(max(1, left)) as show:
-        while missing := [run for run, rows in rows_by_run.items() if is_missing(run, rows, begun[run])]:
-            run = min(missing, key=lambda each: len(list_processes(rows_by_run[each])))
-            rows = rows_by_run[run]
+        while missing := [each for each in runs if is_missing(runs[each], rows_by_run[each], begun[each])]:
+            run_id = min(missing, key=lambda each: len(list_processes(rows_by_run[each])))
+            run, rows = runs[run_id], rows_by_run[run_id]
             number = max(list_processes(rows), default=0) + 1
-            if disturbed := sorted(list_disturbed(rows)):
+            if disturbed := sorted(list_processes(filter(is_disturbed, rows))):
                 names = " and ".join(f"process {each}" for each in disturbed)
                 log.info("process %d, because %s %s disturbed", number, names, "were" if disturbed[1:] else "was")
-            begun[run] += 1
+            begun[run_id] += 1
             try:
-                measure_rounds({run: rows}, host, show, [number], LIMIT)
+                measure_rounds({run: []}, host, show, [number], LIMIT)
             except results.ResultsError:
                 raise
             except SettingError as error:
                 log.error("%s %s: %s", run.command, run.settings.model or "", error)
-                del rows_by_run[run]
+                del runs[run_id]
                 continue
-            if number not in list_processes(rows):
+            found, rows_by_run, warnings = read_rows(path, runs)
+            if number not in list_processes(rows_by_run[run_id]):
                 name = f"{run.command} {run.settings.model or ''}".strip()
-                raise SettingError(f"process {number} of {name} has no row in {folder}: `make doctor` may explain it")
-    return [row for rows in rows_by_run.values() for row in tables.combine_rows(rows)], begun.total()
+                why = "; ".join(warnings) or "`make doctor` may explain it"
+                raise SettingError(f"process {number} of {name} has no row in {path}: {why}")
+    return tables.combine(found[found["run_id"].isin(runs)]), begun.total()
+
+
+def read_rows(path, runs):
+    """Return (the rows of a file as a frame, {run_id: those of each run as dicts}, what load() warns of)."""
+    warnings = []
+    found = tables.load([path], warnings.append)
+    rows = tables.to_dicts(found[["run_id", "process", "status", "flags", "note"]])
+    return found, {run_id: [row for row in rows if row["run_id"] == run_id] for run_id in runs}, warnings
 
 
 def main():
@@ -168,30 +175,32 @@ def main():
     settings = run.settings
     host = read_machine([run])
     device = find_device(run.with_settings("tflops"))
-    line = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
-    line |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
-    blank = complete_row(host, line)
+    cells = {name: getattr(device, name) for name in ("device_name", "framework_version", "num_threads")}
+    cells |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
+    blank = complete_row(host, cells)
     print(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
     print("Ctrl-C keeps what is complete, and the same command goes on", flush=True)
     is_cpu = device.type == "cpu"
-    change = PEAKS["cpu" if is_cpu else "gpu"] | ({"MAX_SECONDS": "0.5"} if settings.quick else {})
+    change = SWEEP["cpu" if is_cpu else "gpu"] | ({"MAX_SECONDS": "0.5"} if settings.quick else {})
     sweep = run.with_settings("tflops", **change, RUNS="1")
-    measured, count = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
+    found, count = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
+    measured = tables.to_dicts(found)
     if measured:
         print(describe_sweep(measured, None), flush=True)
-    sixteen = "" if is_cpu and settings.quick else choose_sixteen(measured, device.type)
-    has_peak = any(row["model"] == "matmul-peak" and row["precision"] in SIXTEEN for row in measured)
-    if not has_peak and (died := [*filter(has_died, measured)]):
+    best = choose_peaks(found[found["status"] == "ok"], [])
+    peaks = dict(zip(best["precision"], best["value"], strict=True))
+    sixteen = "" if is_cpu and settings.quick else choose_sixteen(peaks, device.type)
+    if peaks.keys().isdisjoint(SIXTEEN) and (died := [*filter(has_died, measured)]):
         print(f"16 bits are left out: `make tflops` {died[0]['status']}: {died[0]['note']}", flush=True)
     card_gb = math.ceil(device.memory_bytes / 2**30) if device.memory_bytes else math.inf  # as it is sold
     memory_gb = host["memory_gb"] if resources.shares_memory(device) else card_gb
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
-    more, more_count = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
-    measured += more
+    found, more_count = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
+    measured += tables.to_dicts(found)
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
     print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
-    if disturbed := sum(row["disturbed"] for row in measured):
+    if disturbed := sum(row["status"] == "ok" and not row["undisturbed"] for row in measured):
         words = "are disturbed: run `make all` again when the machine is idle"
         print(f"{disturbed} of {len(measured)} results {words}")
     if count + more_count:

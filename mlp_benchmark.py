@@ -15,7 +15,7 @@ import sys
 from itertools import pairwise
 
 from bench import child
-from bench.run import benchmark
+from bench.run import main
 from bench.settings import SettingError
 from bench.workloads import cifar10
 from bench.workloads.data import epoch_order
@@ -24,15 +24,12 @@ from bench.workloads.workload import Workload, flops_of_phase
 
 def mlp_workload(settings):
     """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
-    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
-        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
-    model = settings.model.lower()
-    widths = (cifar10.PIXELS, *hidden_widths(model), cifar10.CLASSES)
+    widths = find_widths(settings)
     parameters, flops = mlp_counts(widths, settings.phase)
     data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",
-        model=model,
+        model=settings.model.lower(),
         unit="images",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(cifar10.make_batches, data),
@@ -46,6 +43,13 @@ def mlp_workload(settings):
     )
 
 
+def find_widths(settings):
+    """Return the widths from inputs to classes; raises SettingError for a wrong MODEL, or BATCH_SIZE with EPOCHS."""
+    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
+        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
+    return cifar10.PIXELS, *hidden_widths(settings.model.lower()), cifar10.CLASSES
+
+
 def hidden_widths(model):
     """Return the widths of the hidden layers of mlp-<depth>x<width> or mlp-<width>-<width>-...; raises SettingError."""
     if repeated := re.fullmatch("mlp-([1-9][0-9]{0,2})x([1-9][0-9]{0,5})", model):
@@ -55,6 +59,11 @@ def hidden_widths(model):
     raise SettingError(
         f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., such as mlp-5x1024; a list has commas"
     )
+
+
+def choose_data(settings):
+    """Return the variables that all processes of a run have: DATA."""
+    return {"DATA": cifar10.choose(settings.data)}
 
 
 def mlp_counts(widths, phase):
@@ -94,4 +103,4 @@ def measure_epochs(measurer: child.Measurer, workload):
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark("mlp", mlp_workload, measure_mlp))
+    sys.exit(main("mlp", mlp_workload, measure_mlp, check=find_widths, share=choose_data))

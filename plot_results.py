@@ -26,18 +26,18 @@ def plot(folder, say):
 
     say() gets a line for each file that is left out. Raises SettingError, and writes nothing, if there is no result.
     """
-    lines = tables.read(folder, say)
-    if lines["published"].all():
+    latest = tables.latest(tables.read(folder, say))
+    if latest["published"].all():
         raise SettingError(f"RESULTS_DIR={str(folder)!r} has no results to draw: measure some, as `make image` does")
     for page in (folder / "README.md", folder / "index.html"):
         if page.is_file() and "`make plot`" not in page.read_text(errors="replace")[:500]:
             why = f"holds a {page.name} that `make plot` has not written: move it, or choose another folder"
             raise SettingError(f"RESULTS_DIR={str(folder)!r} {why}")
-    valid = frames.select_valid(lines)
+    valid = frames.select_valid(latest)
     paths = [*pictures.draw_all(valid, folder / "plots"), *card.draw_all(valid, folder)]
     shown = [f"![{path.stem}]({path.parent.name}/{path.name})" for path in paths]
     results.replace_file(folder / "README.md", ("\n\n".join([ABOUT, *shown]) + "\n").encode())
-    return [*paths, folder / "README.md", html.write_page(lines, folder / "index.html")]
+    return [*paths, folder / "README.md", html.write_page(latest, folder / "index.html")]
 
 
 def main():

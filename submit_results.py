@@ -15,7 +15,7 @@ from bench import process
 from bench.host import environment
 from bench.records import peaks, results, tables
 from bench.records.columns import NUMBERS
-from bench.records.rows import name_chip
+from bench.records.rows import machine_of
 from bench.settings import ROOT, SettingError, read_runs
 
 AGAIN = "remove the row, and measure it again"
@@ -47,7 +47,7 @@ def find_faults(rows, machine):
         "bandwidth does not agree with throughput and bytes_per_step": ~agree(n["bandwidth"] * n["items"], bytes_read),
         "tflops or GB/s is more than 1.5 times what the chip is rated at": shares > 1.5,
     }
-    chips = rows.apply(name_chip, axis=1)
+    chips = rows.apply(machine_of, axis=1)
     return {
         f"machine must be the name of the file, {machine}: send one file for each machine": rows["machine"] != machine,
         "source must be blank: leave the figures of others to results/published.csv": rows["source"] != "",
@@ -93,9 +93,9 @@ def check_file(path, tip, base):
     """Check the rows that a machine's file adds to the commit `base` of the branch `tip`; returns problems as lines."""
     problems = []
     rows = tables.load([ROOT / path], problems.append)
-    text, _ = tables.parse(results.read_text(ROOT / path), path)
-    before, _ = tables.parse(git("show", f"{base}:{path}") or "", path)
-    if rows.empty or text[: len(before)].to_numpy().tolist() != before.to_numpy().tolist():
+    texts = results.read_text(ROOT / path), git("show", f"{base}:{path}") or ""
+    now, before = ([*results.parse(text, path)[0].values()] for text in texts)
+    if rows.empty or now[: len(before)] != before:
         problems.append(f"{path}: published rows are changed, moved or missing: restore them")
     if problems:
         return problems
@@ -122,9 +122,9 @@ def main(command="check", environ=os.environ):
     if command == "submit" and not paths:
         problems = [f"results/{machine or '*'}.csv has no new rows: run `make image` first, without RESULTS_DIR"]
     elif command == "submit" and not problems:
-        lines = tables.latest(tables.combine(tables.load([ROOT / path for path in paths])))
-        if count := lines["disturbed"].sum():
-            print(f"{count} of {len(lines)} results are disturbed: close other programs, and measure these again")
+        latest = tables.latest(tables.combine(tables.load([ROOT / path for path in paths])))
+        if count := (~latest["undisturbed"]).sum():
+            print(f"{count} of {len(latest)} results are disturbed: close other programs, and measure these again")
         print(HOW.format(" ".join(paths)))
     sys.stderr.writelines(f"{line}\n" for line in problems)
     return int(bool(problems))

@@ -16,7 +16,7 @@ from bench import child, frameworks
 from bench.records import report
 from bench.records.columns import describe_work, format_number
 from bench.records.rows import work_cells
-from bench.run import benchmark
+from bench.run import main
 from bench.settings import SettingError
 from bench.workloads import operators
 
@@ -173,4 +173,4 @@ def describe_sweep(rows, _):
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark("tflops", measure=measure_sweep, describe_rows=describe_sweep))
+    sys.exit(main("tflops", measure=measure_sweep, describe_results=describe_sweep))

@@ -12,7 +12,7 @@ import functools
 import sys
 from dataclasses import dataclass, replace
 
-from bench.run import benchmark
+from bench.run import main
 from bench.workloads import data
 from bench.workloads.workload import Workload, find_model, flops_of_phase
 
@@ -85,4 +85,4 @@ def encoder_counts(encoder, phase):
 
 
 if __name__ == "__main__":
-    sys.exit(benchmark("transformer", transformer_workload))
+    sys.exit(main("transformer", transformer_workload, check=lambda settings: find_model(settings.model, ENCODERS)))

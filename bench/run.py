@@ -43,25 +43,30 @@ logged = set()  # by child processes
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
 
-def benchmark(command, make_workload=None, measure=child.measure_workload, describe_rows=report.describe_run):
+def main(command, make_workload=None, measure=child.measure_workload, describe_results=report.describe_run, **steps):
     """Run one benchmark from the environment's settings: the main function of every benchmark script.
 
     Args:
         command: what follows make: "image".
         make_workload: Settings -> Workload; None if the command measures several.
         measure: what a child does, as child.measure_workload() does.
-        describe_rows: (results of a run, those that are stored) -> the text to print.
+        describe_results: (results of a run, those that are stored) -> the text to print.
+        steps: `check` and `share` of measure_command().
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
     if process.TASK in os.environ:  # a child is the same script
         return child.main(command, make_workload, measure)
-    return process.run_script(lambda: measure_command(command, make_workload, describe_rows))
+    return process.run_script(lambda: measure_command(command, describe_results, **steps))
 
 
-def measure_command(command, make_workload, describe_rows):
+def measure_command(command, describe_results, check=lambda settings: None, share=lambda settings: {}):
     """Measure every run of the environment's settings; store each round, and print each group when it has ended.
+
+    Args:
+        check: called with the Settings of each run before anything is measured; raises SettingError.
+        share: Settings -> {variable: text} that all processes of a run have.
 
     Returns:
         The exit status: 1 if all rows are failures; 130 after Ctrl-C, which ends everything.
@@ -72,10 +77,9 @@ def measure_command(command, make_workload, describe_rows):
     runs = read_runs(command)
     folder = runs[0].settings.results_dir
     host = read_machine(runs)
-    for index, run in enumerate(runs if make_workload else []):
-        workload = make_workload(run.settings)  # so that an unknown MODEL is noticed before anything is measured
-        if command == "mlp":  # all processes of a run have the same data
-            runs[index] = run.with_settings(DATA=workload.columns["data"])
+    for run in runs:
+        check(run.settings)
+    runs = [run.with_settings(**share(run.settings)) for run in runs]
     from bench.records import tables  # only here: pandas takes a while, and no child needs it
 
     measured, status, entries = [], 0, []
@@ -89,14 +93,17 @@ def measure_command(command, make_workload, describe_rows):
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
-        lines = tables.read(folder)
+        warnings = []
+        found = tables.read(folder, warnings.append)
+        latest, of_runs = tables.latest(found), tables.of_runs(found, [run.run_id for run in group])
         for run in filter(rows_by_run.get, group):  # not those before which Ctrl-C came
-            found = tables.combine_rows(rows_by_run[run])
-            print(describe_rows(found, lines))
-            measured += found
+            if run.run_id not in of_runs:
+                raise SettingError(f"what was measured cannot be read: {'; '.join(warnings)}")
+            print(describe_results(of_runs[run.run_id], latest))
+            measured += of_runs[run.run_id]
             pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
             ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
-            entries.append((" ".join(map("=".join, run.choices.items())), found, ratio))
+            entries.append((" ".join(map("=".join, run.choices.items())), of_runs[run.run_id], ratio))
         sys.stdout.flush()
         if status:
             break

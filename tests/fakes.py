@@ -18,7 +18,7 @@ def workload_of_command(command, settings):
 
 
 def measure_of_command(command):
-    """Return what a child of a command does, as its script passes it to benchmark()."""
+    """Return what a child of a command does, as its script passes it to main()."""
     script = importlib.import_module(f"{command}_benchmark")
     return getattr(script, f"measure_{command}", child.measure_workload)
 

@@ -4,11 +4,12 @@ Numbers are numbers, as in a run; write() stores rows as a run does.
 """
 
 import itertools
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 from bench.records import results, tables
 from bench.records.columns import COLUMNS, SCHEMA
-from bench.records.tables import combine_rows as combine
 from bench.records.verdict import Comparison, Rate
 from bench.workloads.standard_set import STANDARD_SET
 
@@ -40,14 +41,28 @@ def rate(throughput, width=0.01):
     return {"throughput": float(throughput)} | ends
 
 
-def lines_of(*rows):
+def load(rows):
+    """Return rows as a frame, as they are read from a file."""
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(results.HEADER + results.to_text(rows))
+        file.flush()
+        return tables.load([Path(file.name)])
+
+
+def combine(rows):
+    """Return the results of rows as dicts."""
+    return tables.to_dicts(tables.combine(load(rows)))
+
+
+def latest_of(*rows):
     """Return the results of rows as a report gets those of all machines."""
-    return tables.latest(tables.combine(tables.frame_of(rows)))
+    return tables.latest(tables.combine(load(rows)))
 
 
 def read_rows(path):
     """Return the rows of a file as dicts of text; [] if there is none."""
-    return tables.parse(results.read_text(path), path)[0].to_dict("records") if path.exists() else []
+    rows, _ = results.parse(results.read_text(path) or results.HEADER, path)
+    return [dict(zip(COLUMNS, cells, strict=True)) for cells in rows.values()]
 
 
 def write(folder, rows, machine="a"):
@@ -102,8 +117,8 @@ IMAGE = combine(PIPELINES)
 OTHER = ON_CPU | {"run_id": "other", "machine": "example-cpu-2", "framework": "jax"}
 CITED = ON_CPU | {"source": "https://example.org", "device_name": "Example Chip (CPU)", "memory_format": None}
 CITED |= {"cpu_id": None}
-ELSEWHERE = lines_of(*repeat(measure(12.9, OTHER)), measure(67.7, CITED))
-NOWHERE = lines_of()
+ELSEWHERE = latest_of(*repeat(measure(12.9, OTHER)), measure(67.7, CITED))
+NOWHERE = latest_of()
 
 ON_GPU = GPU | {"precision": "mixed_bfloat16", "measured_precision": "bfloat16", "optimizer": "sgd", "batch_size": 64}
 ON_GPU |= {"items": 2560, "memory_format": "channels_last", "peak_memory_bytes": 11.3e9, "temperature_c": 61}
@@ -117,7 +132,7 @@ TRAINING = combine(
         *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
     ]
 )
-GPU_PEAKS = lines_of(
+GPU_PEAKS = latest_of(
     ROW | GPU | PEAK | {"precision": "float32", "tflops": 51.2},
     ROW | GPU | PEAK | {"precision": "bfloat16", "tflops": 710.0},
     ROW | GPU | COPY | {"throughput": 3900.0},
@@ -189,6 +204,10 @@ BEFORE = [
     FIVE | GPU | rate(4000),
     FIVE | PEAK | SMALL | {"tflops": 1.5},
     FIVE | PEAK | LARGE | {"tflops": 2.0},  # the latest peak counts, at any size and by any operator
+    # Of two an equal setup counts, else the newest one; then the same framework.
+    *(FIVE | rate(100 / n) | {"model": name, "num_threads": n} for name in ("resnet18", "resnet34") for n in (2, 64)),
+    *(FIVE | rate(30) | {"model": "resnet101", "framework": name} for name in ("mlx", "torch")),
+    FIVE | rate(30) | {"model": "resnet152"},
 ]
 AFTER = [
     FIVE | rate(200) | LATER,
@@ -205,6 +224,9 @@ AFTER = [
     FIVE | rate(800) | LATER | PIPELINE,
     FIVE | rate(300) | {"group": "0123456789ab", "allocator": "A=1"},  # of `make best`
     FIVE | rate(3) | LATER | {"group": "9876543210ab", "model": "squeezenet1_0"},  # there is no other one
+    FIVE | rate(100) | LATER | {"model": "resnet18", "num_threads": 2},
+    FIVE | rate(100) | LATER | {"model": "resnet34", "num_threads": 1},
+    *(FIVE | rate(60) | LATER | {"model": name, "framework": "mlx"} for name in ("resnet101", "resnet152")),
 ]
 
 # Comparisons: faster, undecided, slower, equal, of too few pairs, of one pair, and of other work
@@ -216,13 +238,13 @@ COMPARISONS += [replace(FASTER, differing=["compile", "device"])]
 
 
 def standard_set(**changes):
-    """Yield a row of each line of the standard set that suits the device: on a CPU in float32, on a GPU in 16 bits."""
+    """Yield a row of each benchmark of the set that suits the device: on a CPU in float32, on a GPU in 16 bits."""
     device, framework = (changes.get(name, ROW[name]) for name in ("device", "framework"))
-    for i, line in enumerate(line for line in STANDARD_SET if line.suits(device, framework)):
-        precision = line.list_precisions(device, "bfloat16")[0]
-        environ = line.environ(device, framework, precision, compiles=device == "cuda")
-        about = {name.lower(): text for name, text in environ.items()} | {"workload": line.workload, "scope": "device"}
-        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(line.workload, "images/s")
+    for i, each in enumerate(each for each in STANDARD_SET if each.suits(device, framework)):
+        precision = each.list_precisions(device, "bfloat16")[0]
+        environ = each.environ(device, framework, precision, compiles=device == "cuda")
+        about = {name.lower(): text for name, text in environ.items()} | {"workload": each.workload, "scope": "device"}
+        about["unit"] = {"transformer": "sequences/s", "llm": "tokens/s"}.get(each.workload, "images/s")
         about = {"image_size": None} | about | {"processes": 3, "run_id": f"{changes.get('machine', '')}{i}"}
         yield rate(100 + i) | about | changes
 

@@ -22,7 +22,7 @@ from tests.rows import rate, read_rows
 CPU, CUDA, MPS = (Device(device, "chip", "2.15", 1) for device in ("cpu", "cuda", "mps"))
 NVIDIA = replace(CUDA, why_not_compiled="")
 SWEEP = "tflops", None, None
-QUICK = 1 + sum(line.is_quick for line in STANDARD_SET if "cpu" in line.devices)  # works of a quick run on a CPU
+QUICK = 1 + sum(each.is_quick for each in STANDARD_SET if "cpu" in each.devices)  # works of a quick run on a CPU
 
 
 @pytest.fixture
@@ -54,6 +54,8 @@ def make_all(monkeypatch):
                 child.write(**cells | {"precision": "bfloat16", "status": failure, "note": "9 TiB", "throughput": None})
         elif failure == "nothing":
             pass
+        elif failure == "negative":
+            child.write(**cells | {"tflops": -1.0})
         elif failure == "mistake":
             child.lines.append({"mistake": "it needs a package"})
         elif failure:
@@ -102,7 +104,7 @@ def plan(device, memory_gb):
 def test_a_small_mac_skips_what_would_swap_and_says_so(capsys):
     works = [{(each.model, each.phase, each.batch_size) for each in plan(MPS, gb)} for gb in (16, 32)]
     assert ("resnet50", "training", 256) in works[1] - works[0]
-    assert capsys.readouterr().out.count("ResNet-50 training, batch 256") == 1
+    assert capsys.readouterr().out.count("ResNet-50, training, batch 256") == 1
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,7 @@ def test_lines_are_compiled_where_a_compiler_works(capsys, device, compiled):
     ],
 )
 def test_16_bits_are_those_that_are_fast(device, rates, chosen):
-    rows = [{"model": "matmul-peak", "status": "ok", "precision": name, "tflops": rate} for name, rate in rates.items()]
-    assert measure_all.choose_sixteen(rows, device) == chosen
+    assert measure_all.choose_sixteen(rates, device) == chosen
 
 
 @pytest.mark.parametrize("ends_after", [0, 1, 4, 1 + 2 * (QUICK - 1)])
@@ -154,7 +155,7 @@ def test_the_whole_set_and_other_settings_versions_commits_and_devices_are_measu
     make_all.device = replace(CUDA, device_name="a slice of a card", memory_bytes=10**9)
     assert len(make_all()[1]) == 1  # the sweep
     make_all.device = CPU
-    assert len(make_all(QUICK="0")[1]) == 1 + RUNS * sum("cpu" in line.devices for line in STANDARD_SET)
+    assert len(make_all(QUICK="0")[1]) == 1 + RUNS * sum("cpu" in each.devices for each in STANDARD_SET)
 
 
 def test_what_was_refused_is_left_out_of_later_rounds(make_all):
@@ -193,9 +194,10 @@ def test_what_is_missing_is_measured_again_once(make_all):
     assert [make_all()[1].count(asked[1]) for _ in range(2)] == [3, 0]
 
 
-def test_a_process_without_a_row_ends_it(make_all):
-    make_all.fails["mlp", "mlp-5x1024", "training"] = "nothing"
-    with pytest.raises(SettingError, match="process 1 of mlp"):
+@pytest.mark.parametrize(("failure", "why"), [("nothing", "make doctor"), ("negative", "tflops '-1'")])
+def test_a_process_without_a_row_that_can_be_read_ends_it(make_all, failure, why):
+    make_all.fails["mlp", "mlp-5x1024", "training"] = failure
+    with pytest.raises(SettingError, match=f"process 1 of mlp .*{why}"):
         make_all()
 
 

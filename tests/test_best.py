@@ -12,10 +12,9 @@ import pytest
 import best_settings
 from bench import process
 from bench.frameworks import Device
-from bench.records.tables import combine_rows as combine
 from bench.settings import SettingError, read_runs
 from tests.fakes import FakeChild
-from tests.rows import rate, read_rows
+from tests.rows import combine, rate, read_rows
 
 CPU, CUDA = (Device(kind, None, "2.15", 2) for kind in ("cpu", "cuda"))
 AVX2, OLD = (Device(kind, None, "2.15", 2, emulates_bfloat16=True) for kind in ("cpu", "cuda"))
@@ -100,7 +99,7 @@ def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     assert re.search(rf"{FASTEST}: 5\.40x .* \(5\.40 to 5\.40, 5 pairs\)\n", out)
     counts = Counter()
     for row in combine(rows):
-        counts[row["throughput"]] += len(row["process_rates"].split())
+        counts[row["throughput"]] += len(row["process_rates"])
     # The steps of the default and of bfloat16; those of the answer, the doubled batch and the last comparison.
     found = {round(rate): count for rate, count in counts.items() if rate in (10, 30, 45, 54)}
     assert found == {10: 3 + 5, 30: 3 + 3, 45: 3 + 3, 54: 3 + 3 + 5 + 3}

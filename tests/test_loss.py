@@ -51,7 +51,7 @@ from bench.records import report
 run.SCRIPTS["image"] = os.environ["CHILD"]
 """
 IMAGE = f"""{START}
-sys.exit(process.run_script(lambda: run.measure_command("image", None, report.describe_run)))
+sys.exit(process.run_script(lambda: run.measure_command("image", report.describe_run)))
 """
 BEST = f"""{START}
 import best_settings

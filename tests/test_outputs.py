@@ -45,14 +45,16 @@ def print_best(_, monkeypatch):
     step, failed = (search.change("PRECISION", text) for text in ("bfloat16", "mixed_bfloat16"))
     search.fastest = search.answer = step | {("COMPILE", "1")}
     for each, throughput in ((search.default, 13.5), (step, 25.7), (search.fastest, 35.1)):
-        search.rows[each] = rows.repeat(rows.measure(throughput, rows.ON_CPU))
+        run = {"run_id": search.find_run(each).run_id}
+        search.rows[each] = rows.repeat(rows.measure(throughput, rows.ON_CPU, run))
         search.gains[each] = report.describe_comparison(rows.FASTER, "the default") if each else ""
-    search.rows[failed] = [rows.ROW | rows.FAILED]
-    print("\n".join(search.describe_answer()), end="\n\n")
+    search.rows[failed] = [rows.ROW | rows.FAILED | {"run_id": search.find_run(failed).run_id}]
+    of_runs = {found[0]["run_id"]: rows.combine(found) for found in search.rows.values()}
+    print("\n".join(search.describe_answer(of_runs)), end="\n\n")
     search.answer, search.untried = search.default, ["larger batches"]
     search.undecided[None] = "channels_last (2 of 3 rounds)"
     search.gains[search.fastest] = report.describe_comparison(rows.EQUAL, "the default")
-    print("\n".join(search.describe_answer()))
+    print("\n".join(search.describe_answer(of_runs)))
 
 
 def print_compare(folder, _):
@@ -63,7 +65,10 @@ def print_compare(folder, _):
 
 def print_table(folder, _):
     rows.write(folder, rows.CARD, "example-cpu")
-    rows.write(folder, list(rows.standard_set(**rows.GPU)), "example-gpu")
+    for name, factor in (("example-gpu", 1), ("faster-gpu", 2), ("slower-gpu-with-a-long-name", 0.5)):
+        found = list(rows.standard_set(**rows.GPU | {"machine": name}))
+        found = [row | rows.rate(factor * row["throughput"]) for row in (found if factor == 1 else found[:-4])]
+        rows.write(folder, [found[0] | {"flags": "contended" if factor < 1 else ""}, *found[1:]], name)
     compare_results.main({"RESULTS_DIR": str(folder)})
 
 

@@ -93,7 +93,7 @@ def fail(self):
 if os.environ.get("RANK") == "1":
     session.ModelSession.run_before = fail
 run.SCRIPTS["mlp"] = os.path.abspath(__file__)
-sys.exit(run.benchmark("mlp", mlp_workload))
+sys.exit(run.main("mlp", mlp_workload))
 """
 
 

@@ -1,5 +1,6 @@
 """The parent process: plans, starts children, combines and stores what they measured, and tells how a child died."""
 
+import csv
 import errno
 import io
 import itertools
@@ -16,7 +17,7 @@ from bench.host.environment import NvidiaGpu, read_host
 from bench.records import report, results, tables
 from bench.records.rows import complete_row
 from bench.settings import COMPARED, SettingError, read_runs
-from image_benchmark import image_workload
+from image_benchmark import read_counts
 from tests.fakes import Clock, FakeChild
 from tests.rows import ROW, read_rows
 
@@ -66,6 +67,7 @@ def work(child):
     if is_together:
         of_this |= {"rates": " ".join(map(str, rates)), "stop_reason": "slices"}
     device = {"device": "cuda" if what == "changes" and child.number > 1 else "cpu"}
+    of_this |= {"tflops": -1.0} if what == "cannot be read" else {}
     comparing = COMPARING if what == "killed in the comparison" else ""
     child.write(**of_this, **rate(4.0 + child.number), note=comparing, **device)
     if what == "no input" and child.number == 1:
@@ -101,9 +103,9 @@ def run_all(children, monkeypatch, tmp_path, capfd):
         for name, value in ({"MODEL": ",".join(models)} | environ).items():
             monkeypatch.setenv(name, value)
         children.started.clear()
-        status = run.measure_command("image", None, report.describe_run)
+        status = run.measure_command("image", report.describe_run)
         asked = [child.environ["MODEL"] for child in children.started]
-        rows = tables.to_rows(tables.combine(tables.load([tmp_path / "m.csv"], pytest.fail)))
+        rows = tables.to_dicts(tables.combine(tables.load([tmp_path / "m.csv"], pytest.fail)))
         return status, capfd.readouterr().out, asked, rows
 
     return call
@@ -115,7 +117,7 @@ def test_rows_that_cannot_be_stored_are_printed_below_their_header(run_all, capf
     with pytest.raises(results.ResultsError):
         run_all("ok", "fails", RUNS="2")
     out = capfd.readouterr().out
-    (row,) = tables.parse(out[out.index("schema,") :], "the terminal")[0].to_dict("records")
+    (row,) = csv.DictReader(io.StringIO(out[out.index("schema,") :]))
     assert (row["model"], row["process"], row["throughput"]) == ("ok", "1", "5")
 
 
@@ -144,7 +146,7 @@ def test_three_processes_give_one_result(run_all, tmp_path):
     assert (status, out.count("added to ")) == (0, 1)
     assert asked == ["ok"] * 3
     assert [row[name] for name in ("throughput", "throughput_low", "throughput_high")] == [6, 4.5, 7.5]
-    assert row["process_rates"] == "5 6 7"
+    assert row["process_rates"] == [5, 6, 7]
     stored = read_rows(tmp_path / "m.csv")
     assert [(row["process"], row["throughput"], row["group"]) for row in stored] == [
         (str(number), str(4 + number), "") for number in range(1, 4)
@@ -157,10 +159,10 @@ def test_three_processes_give_one_result(run_all, tmp_path):
 @pytest.mark.parametrize(
     ("models", "status", "results"),
     [
-        (["fails", "ok"], 0, ["fails ", "ok 6 7"]),
-        (["fails"], 1, ["fails "]),
-        (["changes"], 0, ["changes 5", "changes 6"]),  # to another device
-        (["no input"], 0, ["no input 5 6", "no input "]),
+        (["fails", "ok"], 0, ["fails []", "ok [6.0, 7.0]"]),
+        (["fails"], 1, ["fails []"]),
+        (["changes"], 0, ["changes [5.0]", "changes [6.0]"]),  # to another device
+        (["no input"], 0, ["no input [5.0, 6.0]", "no input []"]),
     ],
 )
 def test_each_run_has_the_processes_that_it_can_have(run_all, models, status, results):
@@ -169,7 +171,10 @@ def test_each_run_has_the_processes_that_it_can_have(run_all, models, status, re
     assert (found[0], rows) == (status, results)
 
 
-@pytest.mark.parametrize(("model", "words"), [("typo", "MODEL"), ("dies at once", r"signal 4: .*AVX.*make doctor")])
+MISTAKES = [("typo", "MODEL"), ("dies at once", r"signal 4: .*AVX.*make doctor"), ("cannot be read", "tflops '-1'")]
+
+
+@pytest.mark.parametrize(("model", "words"), MISTAKES)
 def test_a_mistake_that_only_a_child_finds_is_one_line(run_all, model, words):
     with pytest.raises(SettingError, match=words):
         run_all(model)
@@ -178,7 +183,7 @@ def test_a_mistake_that_only_a_child_finds_is_one_line(run_all, model, words):
 def test_a_misspelt_image_model_is_told_before_anything_runs(children, monkeypatch):
     monkeypatch.setenv("MODEL", "resnet18,resnet5O")
     with pytest.raises(SettingError, match="resnet50"):
-        run.measure_command("image", image_workload, None)
+        run.measure_command("image", report.describe_run, check=read_counts)
     assert not children.started
 
 
@@ -218,7 +223,7 @@ def test_a_child_that_dies_leaves_a_row(run_all, end, status, throughput, words)
 def test_ctrl_c_stores_what_was_complete(run_all):
     status, _, asked, (row,) = run_all("interrupts later", "ok")
     assert (status, len(asked)) == (130, 3)  # no other combination is started
-    assert (row["status"], row["process_rates"]) == ("ok", "5 6")
+    assert (row["status"], row["process_rates"]) == ("ok", [5, 6])
     status, _, _, rows = run_all("interrupts")
     assert (status, rows[-1]["status"], rows[-1]["throughput"]) == (130, "interrupted", 5)
 
@@ -238,7 +243,7 @@ def compare(run_all, children):
 def test_processes_that_are_compared_measure_slices_in_changing_order(compare, children):
     status, out, rows, events = compare("ok", "ok", "ok", RUNS="2")
     assert status == 0
-    assert [(row["batch_size"], len(row["process_rates"].split())) for row in rows] == [(str(i), 2) for i in (1, 2, 3)]
+    assert [(row["batch_size"], len(row["process_rates"])) for row in rows] == [(str(i), 2) for i in (1, 2, 3)]
     assert "2.00x BATCH_SIZE=1, from neighbouring slices: no verdict below 5 pairs (2.00 to 2.00, 2 pairs)" in out
     # One works only while all others wait; the second round begins with the last one.
     sizes = [size for size, event in events if event == "works"]
@@ -256,14 +261,14 @@ def test_processes_that_are_compared_measure_slices_in_changing_order(compare, c
 def test_the_other_of_two_goes_on_if_one_dies(compare, last, statuses):
     status, out, rows, _ = compare("ok", last, RUNS="2")
     assert (status, [row["status"] for row in rows]) == (0, statuses)
-    assert len(rows[0]["process_rates"].split()) == 2
+    assert len(rows[0]["process_rates"]) == 2
     assert "x BATCH_SIZE=1" not in out
 
 
 @pytest.mark.parametrize(("last", "counts"), [("too large", [5, 5]), ("is killed", [5, 5]), ("never fits", [5, 0])])
 def test_without_room_for_two_they_run_one_after_the_other(compare, caplog, last, counts):
     status, _, rows, events = compare("ok", last)
-    assert (status, [len(row["process_rates"].split()) for row in rows]) == (0, counts)
+    assert (status, [len(row["process_rates"]) for row in rows]) == (0, counts)
     assert events[-2:] == [(1 + bool(counts[1]), "works")] * 2  # begins, and measures
     assert "one at a time" in caplog.text
 

@@ -5,9 +5,9 @@ import subprocess
 import pytest
 
 import submit_results
-from bench.records import results, tables
+from bench.records import results
 from bench.settings import SettingError
-from tests.rows import COPY, FAILED, LLM, MATMUL, ROW
+from tests.rows import COPY, FAILED, LLM, MATMUL, ROW, load
 
 CHIP = ROW["machine"]
 ENDS = {"throughput_low": None, "throughput_high": None}
@@ -22,7 +22,7 @@ EPOCH = PIPELINE | {"scope": "epoch", "windows": None, "steps_per_window": None,
 
 def faults_of(cells):
     row = ROW | {"process": 1} | cells
-    return [fault for fault, wrong in submit_results.find_faults(tables.frame_of([row]), CHIP).items() if wrong.any()]
+    return [fault for fault, wrong in submit_results.find_faults(load([row]), CHIP).items() if wrong.any()]
 
 
 @pytest.mark.parametrize("cells", [{}, MULTIPLY, DECODE, PIPELINE, EPOCH, FAILED, RTX_4090 | BOOSTED, RTX_9090 | FAST])

@@ -3,6 +3,7 @@
 `make all` and `make plot` write it to results/cards/<machine>-<framework>.png.
 """
 
+import math
 import textwrap
 from typing import NamedTuple
 
@@ -10,15 +11,15 @@ from bench.plots import draw, frames
 from bench.plots.draw import GREY, NAME, NOTE, WIDE
 from bench.records import report, results, tables
 from bench.records.columns import FLAGS, format_number
-from bench.records.likeness import describe_how, few_threads
+from bench.records.likeness import choose_peaks, describe_how, few_threads
+from bench.records.verdict import ratio_of
 from bench.settings import FRAMEWORKS
-from bench.workloads.standard_set import SIXTEEN
+from bench.workloads.standard_set import SHOWN
 
 LEAST = 2  # results that a card needs
 MOST_PUBLISHED = 3  # machines on a card
-PRECISIONS = ("float32", *SIXTEEN)
 PALE = "#EEF3F8"
-LINE = 115  # letters
+WIDTH = 115  # letters
 FOOTER = (
     "Filled: measured here (range of its processes: {}). Hollow: published, same work; 2x: ours is twice as fast.",
     "Bars for the same work share a scale. Peak: the best matmul in that precision; for decode, the bandwidth.",
@@ -32,15 +33,17 @@ class Card(NamedTuple):
     name: str
     subtitle: str  # chip or machine, memory, system, software and date
     tiles: list[tuple[str, str, str]]  # (figure with its unit, what it is, framework and clock)
-    blocks: list[list[dict]]  # the rows of each line of the set, each own one followed by published ones of its work
+    blocks: list[
+        list[dict]
+    ]  # results of each benchmark of the set, each own one followed by published ones of its work
     limits: list[str]
     warnings: list[str]
 
 
-def make_card(lines, machine, framework):
+def make_card(latest, machine, framework):
     """Build the Card of a machine and framework from frames.select_valid(); None if it has too little of the set."""
-    lines = lines[lines["value"].notna()]
-    own = lines[lines["machine"].eq(machine) & ~lines["published"]]
+    latest = latest[latest["value"].notna()]
+    own = latest[latest["machine"].eq(machine) & ~latest["published"]]
     mine = frames.select_set(own[own["framework"] == framework])
     on_gpu = [row for row in mine if row["kind"] == "gpu"]
     mine = on_gpu if len(on_gpu) >= LEAST else [row for row in mine if row["kind"] == "cpu"]
@@ -54,65 +57,73 @@ def make_card(lines, machine, framework):
     host = "host " if last["device"] == "cuda" else ""  # the card has its own
     about = [names[1], f"{host}{last['memory_gb']} GiB" if last["memory_gb"] else "", last["os"].partition(",")[0]]
     about += [f"{FRAMEWORKS[framework]} {last['framework_version']}", last["timestamp"][:10]]
-    others = choose_published(lines[lines["published"]], shown)
+    others = choose_published(latest[latest["published"]], shown)
     blocks = {}
     for row in shown:
-        blocks.setdefault(row["line"], []).extend([row, *others.get(row["work"], [])])
+        blocks.setdefault(row["benchmark"], []).extend([row, *others.get(row["work"], [])])
     return Card(
         file=f"{machine}-{framework}.png",
         name=names[0],
         subtitle="   ".join(filter(None, about)),
         tiles=list_tiles(own, last),
         blocks=list(blocks.values()),
-        limits=describe_limits([row for row in mine if row["scope"] != "device" and row["line"].has_pipeline], shown),
+        limits=describe_limits(
+            [row for row in mine if row["scope"] != "device" and row["benchmark"].has_pipeline], shown
+        ),
         warnings=list_warnings(shown),
     )
 
 
-def choose_published(lines, shown):
-    """Return published rows of the same work as shown ones, {work: rows}, of the devices that have most of them.
+def choose_published(published, shown):
+    """Return published results of the same work as shown ones, {work: results}, of the devices that have most of them.
 
     The highest of several of a device counts. Among devices that have equally many, those of the same kind come first,
     then the fastest. The framework of the shown ones is not named again.
     """
-    own = {row["work"]: float("nan") if row["disturbed"] else row["value"] for row in shown}
-    lines = lines[lines["work"].isin(own)].sort_values("value", kind="stable")
-    lines = lines.assign(ratio=lines["work"].map(own) / lines["value"], is_like=lines["kind"] == shown[0]["kind"])
-    device = ["device_name", "is_like"]
-    lines = lines.drop_duplicates(["work", *device], keep="last").replace({"framework": shown[0]["framework"]}, "")
-    devices = lines.groupby(device)["ratio"].agg(["size", "min"]).reset_index()
-    best = devices.sort_values(["size", "is_like", "min"], ascending=[False, False, True], kind="stable")
+    own = {row["work"]: row for row in shown}
+    of_work = published[published["work"].isin(own)].sort_values("value", kind="stable")
+    of_work = of_work.drop_duplicates(["work", "device_name", "kind"], keep="last")
+    devices = {}
+    for row in of_work.replace({"framework": shown[0]["framework"]}, "").to_dict("records"):
+        row["ratio"] = ratio_of(own[row["work"]], row)
+        devices.setdefault((row["device_name"], row["kind"]), []).append(row)
+
+    def place(device):
+        ratios = [row["ratio"].throughput for row in devices[device] if row["ratio"]]
+        return -len(devices[device]), device[1] != shown[0]["kind"], min(ratios, default=math.inf), *device
+
     found = {}
-    for row in best.head(MOST_PUBLISHED).merge(lines, on=device).to_dict("records"):
-        found.setdefault(row["work"], []).append(row)
+    for device in sorted(devices, key=place)[:MOST_PUBLISHED]:
+        for row in devices[device]:
+            found.setdefault(row["work"], []).append(row)
     return found
 
 
-def name_chip(line):
+def name_chip(result):
     """Name what ran: the GPU, or the CPU with its number of cores."""
-    if line["kind"] == "cpu":
-        return f"{line['cpu_name'] or line['device_name']}, {line['cpu_count']} cores"
-    return line["device_name"] + (f", {line['gpu_cores']} GPU cores" if line["gpu_cores"] else "")
+    if result["kind"] == "cpu":
+        return f"{result['cpu_name'] or result['device_name']}, {result['cpu_count']} cores"
+    return result["device_name"] + (f", {result['gpu_cores']} GPU cores" if result["gpu_cores"] else "")
 
 
-def list_tiles(lines, last):
+def list_tiles(own, last):
     """List the chip's best matmul in each precision and its memory bandwidth: (figure with its unit, what, how).
 
     What another framework than that of `last` reached names it.
     """
-    lines = lines[lines["device"].eq(last["device"]) & lines["phase"].eq("") & ~lines["disturbed"]]
-    lines = lines.sort_values("value", kind="stable")
-    known = []
-    for name in (*PRECISIONS, "bandwidth"):
-        unit, what = ("GB/s", "memory bandwidth") if name == "bandwidth" else ("TFLOP/s", f"{name} matmul")
-        is_peak = lines["model"].eq("matmul-peak") & lines["precision"].eq(name)
-        for row in lines[lines["workload"].eq(name) | is_peak].tail(1).to_dict("records"):
-            other = f"in {FRAMEWORKS[row['framework']]}" if row["framework"] != last["framework"] else ""
-            highest = row["highest_clock_mhz"]
-            clock = f"{row['clock_mhz']:,.0f} of {highest:,.0f} MHz" if highest > 0 else ""
-            how = ", ".join(filter(None, [other, clock]))
-            known.append((f"{format_number(row['value'], '{:.3g}')} {unit}", what, how))
-    return known
+    own = own[own["device"].eq(last["device"]) & own["undisturbed"]]
+    copies = own[own["workload"] == "bandwidth"].sort_values("value", kind="stable").tail(1)
+    peaks = {row["precision"]: row for row in choose_peaks(own, []).to_dict("records")}
+    known = [(row, "TFLOP/s", f"{name} matmul") for name in SHOWN if (row := peaks.get(name))]
+    known += [(row, "GB/s", "memory bandwidth") for row in copies.to_dict("records")]
+    tiles = []
+    for row, unit, what in known:
+        other = f"in {FRAMEWORKS[row['framework']]}" if row["framework"] != last["framework"] else ""
+        highest = row["highest_clock_mhz"]
+        clock = f"{row['clock_mhz']:,.0f} of {highest:,.0f} MHz" if highest > 0 else ""
+        how = ", ".join(filter(None, [other, clock]))
+        tiles.append((f"{format_number(row['value'], '{:.3g}')} {unit}", what, how))
+    return tiles
 
 
 def describe_limits(pipelines, shown):
@@ -146,20 +157,19 @@ def list_warnings(shown):
     for row in shown:
         for flag in row["flags"].split():
             if flag in FLAGS:
-                named.setdefault(flag, {})[f"{row['line'].title} {row['line'].phase}"] = None
+                named.setdefault(flag, {})[f"{row['benchmark'].title}, {row['phase']}"] = None
     return [f"{', '.join(works)}: {FLAGS[flag].partition(':')[0]}." for flag, works in named.items()]
 
 
 def describe_bar(row):
     """Describe a row next to its bar: (name, interval or ratio and how a source did it, share of peak or bandwidth)."""
     if row["published"]:
-        ratio = f"{row['ratio']:.2g}x" if row["ratio"] > 0 else ""  # of a disturbed one there is none
+        ratio = f"{row['ratio'].throughput:.2g}x" if row["ratio"] else ""
         return row["device_name"], ": ".join(filter(None, [ratio, describe_how(row)])), ""
     share = row["of_bandwidth"] if row["phase"] == "decode" else row["of_peak"]
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
-    how = row["precision"], row["memory_format"].replace("channels_first", ""), few_threads(row)
-    name = ", ".join(filter(None, how))
-    disturbed = "disturbed, " if row["disturbed"] else ""
+    name = ", ".join(filter(None, [row["precision"], few_threads(row)]))  # what differs within a block
+    disturbed = "" if row["undisturbed"] else "disturbed, "
     return name, disturbed + ends, f"{format_percent(share)} %" if share > 0 else ""
 
 
@@ -182,10 +192,10 @@ def draw_card(card, folder):
         sheet.write(words, x, 0.08, 1.5, 7.5, color=GREY, ha=side)
     sheet.top += 0.24
     for rows in card.blocks:
-        sheet.block(rows[0]["line"].title, frames.describe_settings(rows[0]), rows, describe_bar)
+        sheet.block(rows[0]["benchmark"].title, rows[0]["settings"], rows, describe_bar)
     for title, sentences in (("What limits it", card.limits), ("Warnings", card.warnings or ["None."])):
         sheet.write(title, 0, 0.12, WIDE, 9, "bold")
-        for line in (line for words in sentences for line in textwrap.wrap(words, LINE)):
+        for line in (line for words in sentences for line in textwrap.wrap(words, WIDTH)):
             sheet.top += 0.165
             sheet.write(line, 0, 0.14, WIDE, 8.2)
         sheet.top += 0.3
@@ -196,17 +206,18 @@ def draw_card(card, folder):
     return draw.save(sheet.end(), folder / "cards" / card.file)
 
 
-def draw_all(lines, folder):
+def draw_all(latest, folder):
     """Draw the card of every machine and framework that has enough of the set; return the paths."""
-    measured = lines.loc[~lines["published"], ["machine", "framework"]].drop_duplicates()
-    cards = [make_card(lines, *side) for side in measured.itertuples(index=False)]
+    measured = latest.loc[~latest["published"], ["machine", "framework"]].drop_duplicates()
+    cards = [make_card(latest, *side) for side in measured.itertuples(index=False)]
     return [draw_card(card, folder) for card in cards if card]
 
 
 def finish(folder, machine, framework):
     """Draw one card; return what to print: its sentences and path, or that the machine has too little of the set."""
     text = []
-    card = make_card(frames.select_valid(tables.read(folder, text.append)), machine, framework)
+    latest = tables.latest(tables.read(folder, text.append))
+    card = make_card(frames.select_valid(latest), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
     text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.warnings))]

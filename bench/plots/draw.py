@@ -66,11 +66,11 @@ class Sheet:
         for i, row in enumerate(rows):
             name, note, share = describe(row)
             own = OWN.get(row["precision"].removeprefix("mixed_"), COLOURS[0])
-            face, edge, ink, weight = "white" if row["disturbed"] else own, own, "black", "bold"
+            face, edge, ink, weight = own if row["undisturbed"] else "white", own, "black", "bold"
             if row["published"]:
                 face, edge, ink, weight = "white", PUBLISHED, PUBLISHED, "normal"
             y, length = self.top + i * ROW, max(scale * row["value"], 0.015)
-            how = {"color": face, "edgecolor": edge, "hatch": "//////" if row["disturbed"] else None}
+            how = {"color": face, "edgecolor": edge, "hatch": None if row["undisturbed"] else "//////"}
             self.axes.barh(y, length, 0.12, left=BAR, linewidth=0.9, **how)
             self.axes.plot([BAR + scale * row[end] for end in ("low", "high")], [y, y], color="#222222", linewidth=1.1)
             value = f"{format_number(row['value'])} {row['per']}"
@@ -95,7 +95,7 @@ def save(figure, path):
     return path
 
 
-def lines(panels, title, x_name, left_out, is_log2=False, marks_best=False):
+def draw_curves(panels, title, x_name, left_out, is_log2=False, marks_best=False):
     """Draw the same curves in each panel, side by side; return the figure, None without own curves.
 
     Published curves are thin and hollow. If is_log2, the x axis has powers of two. If marks_best, a ring is around the

@@ -1,70 +1,67 @@
-"""Choose the results that tables, cards and pictures show, from the lines of tables.latest()."""
+"""Choose the results that tables, cards and pictures show, from those of tables.latest()."""
 
 import functools
 
-import pandas as pd
-
-from bench.records import columns
-from bench.records.likeness import USUAL, model_precision_class, precision_class
+from bench.records.columns import WORK
+from bench.records.likeness import USUAL, describe_settings, precision_class
 from bench.settings import DECLARED, SettingError, read_settings
-from bench.workloads.standard_set import STANDARD_SET
+from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS, STANDARD_SET
 
-CHOSEN = ["workload", "model", "phase", "batch_size"]  # by each line of the standard set
-# Settings of a run. Those that a line does not set have their defaults.
-SETTINGS = [name for name in columns.WORK if name in DECLARED and name not in ("framework", "scope", "precision")]
+CHOSEN = ("workload", "model", "phase", "batch_size")  # by each benchmark of the set
+# Settings of a run. Those that a benchmark does not set have their defaults.
+SETTINGS = [name for name in WORK if name in DECLARED and name not in ("framework", "scope", "precision")]
 
 
-def select_valid(lines):
+def select_valid(latest):
     """Select the results of one device with the status ok."""
-    return lines[(lines["world_size"] == "1") & (lines["status"] == "ok")]
+    return latest[(latest["world_size"] == "1") & (latest["status"] == "ok")]
 
 
 @functools.cache
-def cells_of(line, device, framework, precision, compiles):
-    """Return the cells that a row of a line of the set has: {column: text}; {} if the framework does not have it.
+def list_cells(device, framework, precision, compiles):
+    """Return {CHOSEN cells: [(a benchmark of the set, the cells of its rows, those that have defaults)]}.
 
-    The set leaves most settings at their defaults, which differ between frameworks: read_settings() knows them.
+    Those that the device or the framework does not have are missing. The set leaves most settings at their defaults,
+    which differ between frameworks: read_settings() knows them.
+
+    Args:
+        precision: float32, or the one of 16 bits.
+        compiles: the set compiles on this device.
     """
-    if model_precision_class(precision) not in line.precisions or not line.suits(device, framework):
-        return {}
-    environ = {"FRAMEWORK": framework} | line.environ(device, framework, precision, compiles)
-    try:
-        settings = read_settings(line.workload, environ)
-    except SettingError:
-        return {}
-    cells = {name: str(settings.cell(name)) for name in SETTINGS if settings.cell(name) is not None}
-    cells = {"workload": line.workload, "weight_bits": ""} | USUAL.get(line.workload, {}) | cells
-    return cells | {"precision": line.precision(precision)}
+    known, name = {}, SIXTEEN_BITS if precision in SIXTEEN else precision
+    for benchmark in STANDARD_SET:
+        environ = {"FRAMEWORK": framework} | benchmark.environ(device, framework, precision, compiles)
+        try:
+            settings = read_settings(benchmark.workload, environ)
+        except SettingError:
+            continue
+        if benchmark.suits(device, framework) and name in benchmark.precisions:
+            cells = {name: str(settings.cell(name)) for name in SETTINGS if settings.cell(name) is not None}
+            cells = {"weight_bits": ""} | USUAL.get(benchmark.workload, {}) | cells
+            cells["precision"] = benchmark.precision(precision)
+            key = benchmark.workload, benchmark.model, benchmark.phase, str(benchmark.batch_size)
+            known.setdefault(key, []).append((benchmark, cells, set(cells) - {*map(str.lower, environ), "compile"}))
+    return known
 
 
-def select_set(lines):
+def select_set(latest):
     """List the results of the standard set, in its order: of each machine, framework and precision the latest one.
 
-    They are dicts with `line`, that of the set, and `class`, that of the precision. Besides those on resident batches
-    there are whole pipelines with a bottleneck. A blank cell is the default.
+    They are dicts with their `benchmark`, `settings` in words, the title without model, precision and defaults, and the
+    `class` of their precision. Besides those on resident batches there are whole pipelines with a bottleneck. A blank
+    cell is the default. A result may be that of several benchmarks.
     """
-    chosen = [(line.workload, line.model, line.phase, str(line.batch_size)) for line in STANDARD_SET]
-    lines = lines[~lines["published"] & ((lines["scope"] == "device") | (lines["bottleneck"] != ""))]
-    lines = lines[pd.MultiIndex.from_frame(lines[CHOSEN]).isin(chosen)]
-    latest = {}
-    for row in lines.to_dict("records"):
-        compiles = row["device"] == "cuda" and row["driver"] != ""  # AMD's cards have none there
-        how = row["device"], row["framework"], row["precision"].removeprefix("mixed_"), compiles
-        for place, line in enumerate(STANDARD_SET):
-            cells = cells_of(line, *how)
-            if cells and all(row[name] in ("", text) for name, text in cells.items()):
-                order = (*line.precisions, "tf32").index(precision_class(row))
-                key = row["machine"], row["framework"], row["device"], row["scope"], place, order
-                latest[key] = row | {"line": line, "class": precision_class(row)}
-    return [latest[key] for key in sorted(latest)]
-
-
-def describe_settings(row):
-    """Describe the settings of a row of the set, without precision and memory format: "training, batch 64"."""
-    line = row["line"]
-    names = ["phase", *(name.lower() for name, _ in line.settings if name not in ("WEIGHT_BITS", "MEMORY_FORMAT"))]
-    if line.batch_size > 1:
-        names.insert(1, "batch_size")
-    compiled = "compiled" if row["compile"] not in ("", "0") else ""
-    latency = "latency" if line.is_latency else ""
-    return ", ".join(filter(None, [columns.describe_work(row, names), compiled, latency]))
+    latest = latest[~latest["published"] & ((latest["scope"] == "device") | (latest["bottleneck"] != ""))]
+    found = {}
+    for row in latest[latest["model"].isin([each.model for each in STANDARD_SET])].to_dict("records"):
+        is_nvidia = row["device"] == "cuda" and row["driver"] != ""  # on AMD's cards the set does not compile
+        known = list_cells(row["device"], row["framework"], row["precision"].removeprefix("mixed_"), is_nvidia)
+        for benchmark, cells, defaults in known.get(tuple(row[name] for name in CHOSEN), ()):
+            if all(row[name] in ("", text) for name, text in cells.items()):
+                name = precision_class(row)
+                place = STANDARD_SET.index(benchmark), (*benchmark.precisions, "tf32").index(name)
+                key = row["machine"], row["framework"], row["device"], row["scope"], *place
+                unnamed = dict.fromkeys([*defaults, "precision", "measured_precision"], "")
+                settings = describe_settings(row | unnamed)
+                found[key] = row | {"benchmark": benchmark, "settings": settings, "class": name}
+    return [found[key] for key in sorted(found)]

@@ -1,6 +1,6 @@
 """Write results/index.html: all results in one file, to choose, search and filter in a browser without a network.
 
-Joins page.html, page.css and page.js of this folder with the lines of tables.latest(). The page makes text of every
+Joins page.html, page.css and page.js of this folder with the results of tables.latest(). The page makes text of every
 cell: the data contain no "<", and page.js creates only text nodes from them.
 """
 
@@ -29,38 +29,38 @@ MEASURES += ["value", "low", "high", "mean", "step_seconds_median", "step_second
 MEASURES += ["clock_mhz", "processes"]
 
 
-def write_page(lines, path):
-    """Write the page of these lines and return its path."""
+def write_page(latest, path):
+    """Write the page of these results and return its path."""
     page, style, script = ((HERE / f"page.{end}").read_text(encoding="utf-8") for end in ("html", "css", "js"))
-    data = json.dumps(collect(lines), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = json.dumps(collect(latest), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     parts = {"style": style, "script": script, "data": data}
     replace_file(path, re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page).encode())
     return path
 
 
-def collect(lines):
-    """Build the page's data: names of `columns`, cells of `lines`, the work that it `opens` on, `words` and `flags`."""
-    rows = lines.to_dict("records")
-    names = pd.Series(map(likeness.work_title, rows), lines.index, str)
-    is_same = lines["work"].groupby(names).transform("nunique") == 1  # else other work has the same name
-    has_both = lines.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
-    kinds = zip(lines["kind"].str.upper().where(has_both, ""), rows, strict=True)
+def collect(latest):
+    """Build the page's data: names of `columns`, cells of `results`, the work it `opens` on, `words` and `flags`."""
+    rows = latest.to_dict("records")
+    names = pd.Series(map(likeness.work_title, rows), latest.index, str)
+    is_same = latest["work"].groupby(names).transform("nunique") == 1  # else other work has the same name
+    has_both = latest.groupby("machine")["kind"].transform("nunique") > 1  # figures of its CPU and of its GPU
+    kinds = zip(latest["kind"].str.upper().where(has_both, ""), rows, strict=True)
     hows = [(kind, likeness.describe_how(row), row["setup"]) for kind, row in kinds]
-    text = lines[TEXTS].assign(
-        work=names.where(is_same, lines["work"]),
+    text = latest[TEXTS].assign(
+        work=names.where(is_same, latest["work"]),
         how=[", ".join(filter(None, how)) for how in hows],
-        status=lines["status"].replace("ok", ""),
-        disturbed=lines["disturbed"].map({True: "disturbed", False: ""}),
-        date=lines["timestamp"].str[:10],
+        status=latest["status"].replace("ok", ""),
+        disturbed=(latest["undisturbed"] | latest["published"]).map({True: "", False: "disturbed"}),
+        date=latest["timestamp"].str[:10],
         all_setup=[columns.describe_work(row, columns.SETUP) for row in rows],
         versions=[", ".join(f"{name} {row[name]}" for name in columns.VERSIONS if row[name]) for row in rows],
     )
     # The median hides what the mean shows. The value of an operator has another unit.
-    is_uneven = lines["flags"].str.contains("uneven") & (lines["value"] == lines["throughput"])
-    lines = lines.assign(mean=(lines["items"] / lines["seconds"]).where(is_uneven))
-    numbers = lines[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
+    is_uneven = latest["flags"].str.contains("uneven") & (latest["value"] == latest["throughput"])
+    latest = latest.assign(mean=(latest["items"] / latest["seconds"]).where(is_uneven))
+    numbers = latest[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
-    data = {"columns": list(cells), "lines": cells.to_numpy().tolist(), "opens": choose_first(cells)}
+    data = {"columns": list(cells), "results": cells.to_numpy().tolist(), "opens": choose_first(cells)}
     return data | {"words": WORDS, "flags": FLAGS}
 
 

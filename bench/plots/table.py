@@ -8,31 +8,31 @@ import shutil
 from bench.plots import frames
 from bench.records import report, tables
 from bench.records.columns import format_number
-from bench.records.likeness import MODELS, few_threads
-from bench.workloads.standard_set import SIXTEEN, STANDARD_SET
+from bench.records.likeness import MODELS, choose_peaks, few_threads
+from bench.records.verdict import ratio_of
+from bench.workloads.standard_set import SHOWN, STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
 LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
 NO_LIMIT = 10**6  # in a file there is one table
-PEAKS = ["float32", *SIXTEEN]  # precisions of the best matmul
 
 
 def describe_set(folder, warn, side=None):
     """Describe the results of the standard set: a row for each work, a column for each SIDE; "" if there are none.
 
-    CPUs and GPUs have tables of their own, because their lines of the set differ. Ratios are those to the first side of
+    CPUs and GPUs have tables of their own, because their benchmarks differ. Ratios are those to the first side of
     a table, which has the most works. A disturbed result has none.
 
     Args:
         warn: called with a line for each file or row that cannot be read.
         side: the cells of the only SIDE; None: all that have results.
     """
-    lines = frames.select_valid(tables.read(folder, warn))
-    lines = lines[~lines["published"]]
+    own = frames.select_valid(tables.latest(tables.read(folder, warn)))
+    own = own[~own["published"]]
     if side:
-        lines = lines[(lines[SIDE] == side).all(axis=1)]
+        own = own[(own[SIDE] == side).all(axis=1)]
     kinds = {}  # {kind: {side: {work: row}}}
-    for work, row in list_works(lines):
+    for work, row in list_works(own):
         kinds.setdefault(row["kind"], {}).setdefault(tuple(map(row.get, SIDE)), {})[work] = row
     drawn = []
     units = {}
@@ -54,25 +54,20 @@ def describe_set(folder, warn, side=None):
     return "\n\n".join([*drawn, report.wrap(legend)])
 
 
-def list_works(lines):
-    """Yield ((three numbers for its place in the table, name), row) of peaks and of lines of the set.
-
-    Of peaks, which have several sizes, the last one is the best one that nothing disturbed.
-    """
-    peaks = lines[lines["model"].isin(["matmul-peak", "copy"]) & lines["precision"].isin(PEAKS)]
-    peaks = peaks.sort_values("value").sort_values("disturbed", ascending=False, kind="stable")
-    for row in peaks.to_dict("records"):
+def list_works(own):
+    """Yield ((three numbers for its place in the table, name), row) of the peaks, a copy, and the set."""
+    peaks = [*choose_peaks(own, SIDE).to_dict("records"), *own[own["model"] == "copy"].to_dict("records")]
+    for row in (row for row in peaks if row["precision"] in SHOWN):
         name = f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
-        yield (0, row["model"] == "copy", PEAKS.index(row["precision"]), name), row
-    for row in frames.select_set(lines):
+        yield (0, row["model"] == "copy", SHOWN.index(row["precision"]), name), row
+    for row in frames.select_set(own):
         if row["scope"] == "device":
-            line = row["line"]
-            name = f"{line.title}, {frames.describe_settings(row)}, {row['class']}"
-            yield (1, STANDARD_SET.index(line), row["class"] != "float32", name), row
+            name = f"{row['benchmark'].title}, {row['settings']}, {row['class']}"
+            yield (1, STANDARD_SET.index(row["benchmark"]), row["class"] != "float32", name), row
 
 
 def describe_cell(row, base):
-    """Describe a result and its ratio to another one, unless one is disturbed: "13.45 +-8 % (5) 0.82x uneven".
+    """Describe a result and its ratio to another one, if there is one: "13.45 +-8 % (5) 0.82x uneven".
 
     Args:
         row, base: None: there is no such result.
@@ -82,10 +77,10 @@ def describe_cell(row, base):
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
     is_of_two = row["processes"] == 2  # the interval is not around the slower one
     interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 and not is_of_two else ""
-    is_sound = base and not row["disturbed"] and not base["disturbed"]
-    ratio = f"{row['value'] / base['value']:.3g}x" if is_sound else ""
+    ratio = ratio_of(row, base) if base else None
+    times = f"{ratio.throughput:.3g}x" if ratio else ""
     count = f"({'slower of ' if is_of_two else ''}{row['processes']})"
-    parts = interval, count, ratio, few_threads(row), row["flags"]
+    parts = interval, count, times, few_threads(row), row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 

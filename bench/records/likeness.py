@@ -2,7 +2,8 @@
 
 import re
 
-from bench.records.columns import COLUMNS, DISTURBING, WORK, describe_work, format_number
+from bench.records.columns import COLUMNS, WORK, describe_work, format_number
+from bench.records.verdict import ratio_of
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS
 from bench.workloads.workload import MODELS
 
@@ -20,11 +21,6 @@ PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a
 MOST_SHOWN = 3  # results of other machines, below one of this machine
 
 
-def model_precision_class(precision):
-    """Return the class of the precision of a model: "16 bits", mixed or not, or another precision."""
-    return SIXTEEN_BITS if precision.removeprefix("mixed_") in SIXTEEN else precision
-
-
 def precision_class(row):
     """Return the class of a row's precision: "16 bits" (mixed or not), "tf32", "float32" or another name.
 
@@ -33,19 +29,29 @@ def precision_class(row):
     precision = row["precision"] or ""
     if precision == "float32" and "tf32" in str(row.get("measured_precision") or ""):
         return "tf32"
-    return model_precision_class(precision) if row["phase"] else precision
+    return SIXTEEN_BITS if row["phase"] and precision.removeprefix("mixed_") in SIXTEEN else precision
 
 
-def is_peak(row):
-    """Return whether a row is the best matmul of its machine, at whatever size."""
-    return row["model"] in PEAKS or row["model"].startswith("matmul-mamf-")
+def is_peak(model):
+    """Return whether rows of a model are the best matmul of their machine, at whatever size."""
+    return model in PEAKS or model.startswith("matmul-mamf-")
+
+
+def choose_peaks(found, sides):
+    """Choose the best matmul in each precision from a frame of results, of each side, rows that agree in `sides`.
+
+    An undisturbed one comes before a disturbed one, then the fastest one.
+    """
+    peaks = found[found["model"].map(is_peak).astype(bool)]
+    peaks = peaks.sort_values(["undisturbed", "value"], kind="stable")
+    return peaks.drop_duplicates([*sides, "precision"], keep="last")
 
 
 def cells_of_work(row):
     """Return the cells of a row's work, {column: text}, as they are for all rows of the same work."""
     usual = USUAL.get(row["workload"]) or {}
     cells = {name: str(row.get(name) or COLUMNS[name].blank or usual.get(name, "")) for name in AGREE}
-    if is_peak(row):
+    if is_peak(row["model"]):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
         cells |= {"model": "matmul", "batch_size": ""}
@@ -60,18 +66,29 @@ def work_key(row):
 
 def work_title(row):
     """Name the work of a row: "ResNet-50, training, batch 64, 16 bits, compiled"."""
+    model = cells_of_work(row)["model"]
+    return ", ".join(filter(None, [MODELS.get(model, model), describe_settings(row)]))
+
+
+def describe_settings(row):
+    """Describe the work of a row without its model: "training, batch 64, 16 bits, compiled"."""
     cells = cells_of_work(row)
     usual = USUAL.get(row["workload"]) or {}
-    words = describe_work(cells, [name for name in AGREE[2:] if cells[name] != usual.get(name)])
-    model = MODELS.get(cells["model"], cells["model"])
-    return ", ".join(filter(None, [model, words, cells["precision"], cells["compile"]]))
+    words = describe_work(cells, [name for name in AGREE if name != "model" and cells[name] != usual.get(name)])
+    return ", ".join(filter(None, [words, cells["precision"], cells["compile"]]))
+
+
+def describe_who(result):
+    """Name the machine or the source's device of a result of tables.latest(): "example-cpu (CPU)"."""
+    is_own_cpu = result["kind"] == "cpu" and not result["published"]
+    return result["shown"] + (" (CPU)" if is_own_cpu else "")
 
 
 def describe_how(row):
     """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last, 1 thread"."""
     precision = row["precision"] if precision_class(row) != row["precision"] else ""
     mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
-    size = row["matrix_size"] if is_peak(row) else ""
+    size = row["matrix_size"] if is_peak(row["model"]) else ""
     return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW), few_threads(row)]))
 
 
@@ -87,36 +104,34 @@ def words_in(name):
     return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
 
 
-def describe_elsewhere(row, lines):
-    """Describe the results of a new one's work elsewhere: on the same chip, then the fastest; "" without any.
+def describe_elsewhere(result, latest):
+    """Describe where else a new result's work was measured: on the same chip, then the fastest; "" without any.
 
-    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. A row that
-    is disturbed itself gets no ratios. `lines` are those of tables.latest().
+    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. Disturbed
+    ones are not. `latest` are those of tables.latest().
     """
-    if row["status"] != "ok" or row["scope"] != "device":
+    if result["status"] != "ok" or result["scope"] != "device":
         return ""
-    is_here = ~lines["published"] & (lines["machine"] == row["machine"])
-    is_like = (lines["work"] == work_key(row)) & (lines["kind"] == ("cpu" if row["device"] == "cpu" else "gpu"))
-    is_sound = (lines["status"] == "ok") & (lines["value"] > 0) & ~lines["flags"].str.contains(DISTURBING)
-    others = lines[is_like & is_sound & ~is_here]
-    by = "cpu_id" if row["device"] == "cpu" and row["cpu_id"] else "device_name"
-    chip = words_in(row[by].partition(" (")[0])  # not "(CPU)"
+    is_here = ~latest["published"] & (latest["machine"] == result["machine"])
+    is_like = (latest["work"] == result["work"]) & (latest["kind"] == result["kind"])
+    others = latest[is_like & latest["undisturbed"] & (latest["value"] > 0) & ~is_here]
+    by = "cpu_id" if result["device"] == "cpu" and result["cpu_id"] else "device_name"
+    chip = words_in(result[by].partition(" (")[0])  # not "(CPU)"
     others = others.assign(
-        name=others["device_name"].where(others["published"], others["machine"]),
-        same_framework=others["framework"] == row["framework"],
+        who=[*map(describe_who, others.to_dict("records"))],
+        same_framework=others["framework"] == result["framework"],
         same_chip=[words_in(name.partition(" (")[0]) == chip for name in others[by]],
     )
-    others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("name")
+    others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("who")
     others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
-    known = describe_how(row).split(", ")
-    is_fit = not re.search(DISTURBING, row["flags"])
+    known = describe_how(result).split(", ")
     texts = []
     for other in others.to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]
         how.append("published" if other["published"] else f"processes: {other['processes']}")
         if other["same_chip"]:
-            how, other["name"] = [other["name"], *how], "on the same chip"
-        ratio = f"; yours is {row['throughput'] / other['throughput']:.3g}x" if is_fit else ""
-        rate = f"{format_number(other['throughput'])} {row['unit']}"
-        texts.append(f"{other['name']} {rate} ({', '.join(how)}{ratio})")
+            how, other["who"] = [other["who"], *how], "on the same chip"
+        if ratio := ratio_of(result, other):
+            how[-1] += f"; yours is {ratio.throughput:.3g}x"
+        texts.append(f"{other['who']} {format_number(other['value'])} {other['per']} ({', '.join(how)})")
     return f"same work elsewhere: {', '.join(texts)}" if texts else ""

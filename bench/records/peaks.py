@@ -5,7 +5,7 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
-from bench.records.columns import DISTURBING
+from bench.records.likeness import choose_peaks
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 
@@ -41,14 +41,14 @@ def rated_peaks(row):
     return {(row["machine"], row["device"], name): rate for name, rate in rates.items()}
 
 
-def measured_peaks(lines):
-    """Return the best that each machine reached in a frame of results or rows, in any framework.
+def measured_peaks(found):
+    """Return the best that each machine reached in a frame of results, in any framework.
 
     It is {(machine, device, precision): TFLOP/s, (machine, device, "bandwidth"): GB/s}.
     """
-    sound = lines[(lines["status"] == "ok") & ~lines["published"] & ~lines["flags"].str.contains(DISTURBING)]
-    matmuls = sound[sound["model"] == "matmul-peak"].groupby(["machine", "device", "precision"])["tflops"].max()
-    copies = sound[sound["workload"] == "bandwidth"].groupby(["machine", "device"])["throughput"].max()
+    own = found[found["undisturbed"] & ~found["published"]]
+    matmuls = choose_peaks(own, ["machine", "device"]).set_index(["machine", "device", "precision"])["value"]
+    copies = own[own["workload"] == "bandwidth"].groupby(["machine", "device"])["value"].max()
     return dict(matmuls) | {(*key, "bandwidth"): rate for key, rate in copies.items()}
 
 

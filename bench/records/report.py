@@ -1,4 +1,4 @@
-"""Report a run: a line on what its processes do, then the result as text."""
+"""Report the results of a run as text: what is printed when it has ended."""
 
 import re
 import shutil
@@ -23,22 +23,22 @@ def wrap(line, indent=""):
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def describe_run(rows, lines):
+def describe_run(results, latest):
     """Describe the results of one run, dicts: what ran, each with its interval and details, and all warnings.
 
     Args:
-        lines: those of all machines, as tables.latest() chooses them.
+        latest: those of all machines, as tables.latest() chooses them.
     """
-    first = rows[0]
+    first = results[0]
     who = f"{first['framework']} {first['framework_version']} on {first['device_name']}"
     family = " ".join(re.findall(r"(?:family|model) \d+", first["cpu_id"] or "")) if first["device"] == "cpu" else ""
     where = ", ".join(filter(None, [first["device"], family, describe_work(first, SETUP)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    reached = peaks.measured_peaks(lines)
-    texts += [describe_result(row, reached, lines) for row in rows]
-    if any(row["tflops"] for row in rows) and not any(first["machine"] in key for key in reached):
+    reached = peaks.measured_peaks(latest)
+    texts += [describe_result(row, reached, latest) for row in results]
+    if any(row["tflops"] for row in results) and not any(first["machine"] in key for key in reached):
         texts.append("  run `make tflops` to compare this with the machine's peak")
-    return "\n".join(filter(None, [*texts, explain_flags(rows)]))
+    return "\n".join(filter(None, [*texts, explain_flags(results)]))
 
 
 def describe_rate(row):
@@ -49,8 +49,8 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached, lines_of_all):
-    """Describe one row in lines: its result, its interval, its details, the same work elsewhere, and its warnings."""
+def describe_result(row, reached, latest):
+    """Describe one result in lines: its rate, its interval, its details, the same work elsewhere, and its warnings."""
     lines = []
     rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
     rate = f"{rate} {row['unit']}"
@@ -63,10 +63,10 @@ def describe_result(row, reached, lines_of_all):
         if row["processes"] > 1:
             which = "the slower" if row["processes"] == 2 else "median"
             lines.append(f"{rate} ({which} of {row['processes']} processes; with their {windows})")
-            lines.append(", ".join(map(format_number, row["process_rates"].split())))
+            lines.append(", ".join(map(format_number, row["process_rates"])))
         else:
             lines.append(f"{rate} (one process; {'its ' if low else ''}{windows})")
-        elsewhere = likeness.describe_elsewhere(row, lines_of_all)
+        elsewhere = likeness.describe_elsewhere(row, latest)
         lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
     if row["status"] != "ok":
         reason = row["note"] or ("the rate is that of the complete windows" if row["throughput"] else "")
@@ -94,7 +94,7 @@ def describe_details(row, reached):
     if row["stop_reason"] == "num_images":
         step.append(f"{row['items']:.0f} {row['unit'].removesuffix('/s')} in {row['seconds']:.4g} s")
     mean = [f"mean {format_number(row['items'] / row['seconds'])} {row['unit']}"] if "uneven" in row["flags"] else []
-    first, *later = map(float, row["first_steps"].split())
+    first, *later = row["first_steps"]
     usual = statistics.median(later or [first])
     after = " after the check" if row["phase"] in TRAINING else ""
     apart = "" if 0.5 <= first / usual <= 2 else f", later processes {usual:.3g} s"

@@ -8,6 +8,7 @@ import csv
 import errno
 import io
 import os
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,13 +57,11 @@ def append(path, *rows):
         with FileLock(f"{path}.lock", timeout=LOCK_SECONDS, mode=0o666):  # its Timeout is an OSError
             text = read_text(path)
             if text and not text.startswith(HEADER):
-                from bench.records import tables  # only here: pandas takes a while
-
-                frame, unfit = tables.parse(text, path)
+                found, unfit = parse(text, path)
                 if unfit:  # they would be lost
                     fix = "fix or delete it, or move the file away"
                     raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)][1]}: {fix}")
-                text = frame.to_csv(index=False, lineterminator="\n")
+                text = HEADER + to_text(dict(zip(COLUMNS, cells, strict=True)) for cells in found.values())
             if text or rows:
                 line_end = "" if text.endswith("\n") or not text else "\n"
                 text = (text or HEADER) + line_end + to_text(rows)
@@ -110,3 +109,33 @@ def read_text(path):
     if not path.is_file():
         raise ResultsError(f"{path} is not a regular file: move it away, or set RESULTS_DIR")
     return path.read_bytes().decode(errors="surrogateescape")
+
+
+def parse(text, path):
+    """Return ({number of a line: its cells, texts of all COLUMNS}, {that of one left out: (its run_id, what it has)}).
+
+    Spreadsheets write a byte order mark, `sep=;`, other delimiters. A later header, as of a file that `cat >>` added,
+    names the columns of the lines below it. No cell has a line break.
+
+    Raises:
+        ResultsError: the file is foreign, or of another version.
+    """
+    lines = text.removeprefix("\ufeff").splitlines() or [""]
+    delimiter = max(",;\t", key=lines[0].count)
+    header, rows, unfit = [], {}, {}
+    for number, line in enumerate(lines, 1):
+        cells = next(csv.reader([line], delimiter=delimiter), [])
+        if not any(cells) or cells[0].startswith("sep="):
+            continue
+        if not header or {"schema", "machine"} <= set(cells):
+            if wrong := sorted({"schema", "machine"} - set(cells) or Counter(cells) - Counter([*COLUMNS])):
+                why = f"it begins with {cells[0][:40]!r}; missing, unknown or twice: {wrong[0][:40]!r}"
+                fix = "name one such as results/<machine>.csv, or move it away"
+                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
+            header = cells
+        elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
+            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), "other cells than its header"
+        else:
+            row = dict(zip(header, cells, strict=True))
+            rows[number] = [row.get(name, "") for name in COLUMNS]
+    return rows, unfit

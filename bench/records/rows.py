@@ -31,7 +31,7 @@ def work_cells(settings, workload, scope):
     }
 
 
-def name_chip(row):
+def machine_of(row):
     """Return the name of a row's machine without MACHINE: that of its GPU, or of its CPU; a Mac has one name for both.
 
     Raises:
@@ -67,7 +67,7 @@ def complete_row(host, line, **run_cells):
     row = dict.fromkeys(COLUMNS) | {name: cell for name, cell in host.items() if name in COLUMNS}
     row |= {"schema": SCHEMA, "timestamp": datetime.now(UTC).isoformat(timespec="seconds"), "note": "", "flags": ""}
     row |= run_cells | line
-    row["machine"] = row["machine"] or name_chip(row)
+    row["machine"] = row["machine"] or machine_of(row)
     row["device_name"] = row["device_name"] or row["cpu_name"]
     if row["device"] != "cuda":
         row["power_limit_watts"] = None

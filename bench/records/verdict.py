@@ -1,17 +1,19 @@
-"""Rates, and what they show: ratios and bottlenecks."""
+"""What a row or a result is worth, and what rates show: ratios and bottlenecks."""
 
 import math
+import re
 import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import WORK, format_number
+from bench.records.columns import DISTURBING, WORK, format_number
 
 # Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
 OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
 SCOPES = ("epoch", "device", "sustained", "end_to_end", "input", "")  # the first one that a run has is compared
+ENOUGH = 3  # processes; a result of fewer is a quick check
 ENOUGH_PAIRS = 5  # their range covers the true ratio with a probability of 1 - 2 / 2**5, so fewer get no verdict
 
 
@@ -25,6 +27,25 @@ class Rate(NamedTuple):
     def ratio(self, base):
         """Divide by another Rate; the quotient, a Rate, has the widest interval that both allow."""
         return Rate(self.throughput / base.throughput, self.low / base.high, self.high / base.low)
+
+
+def is_disturbed(row):
+    """Return whether the row of a process is ok, but other programs or swapping disturbed it."""
+    return row["status"] == "ok" and bool(re.search(DISTURBING, row["flags"]))
+
+
+def ratio_of(result, base):
+    """Return the Rate of a result over that of another one of the same work, two dicts of tables.combine().
+
+    It is None if either is disturbed or has no rate. It has an interval only if both are sound, and own.
+    """
+    results = result, base
+    if not all(each["undisturbed"] and (each["value"] or 0) > 0 for each in results):
+        return None
+    is_clear = all(each["sound"] and not each["published"] for each in results)
+    names = ["value", "low", "high"] if is_clear else ["value"]
+    rate, divisor = (Rate(*map(each.get, names)) for each in results)
+    return rate.ratio(divisor)
 
 
 def verdict_of(ratio):

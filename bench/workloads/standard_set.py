@@ -5,28 +5,39 @@ of the ancestors (docs/published.md) and 256.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-# Fresh processes for each line and precision. The range of three covers the median of all processes with a probability
-# of 75 %. Five (94 %) would take too long on two CPU cores.
+# Fresh processes for each benchmark and precision. The range of three covers the median of all processes with a
+# probability of 75 %. Five (94 %) would take too long on two CPU cores.
 RUNS = 3
-# By "cpu" or "gpu". A size that would take too long is skipped.
-PEAKS = {
+# Settings of the sweep that finds the peaks, by "cpu" or "gpu". A size that would take too long is skipped.
+SWEEP = {
     "cpu": {"SIZES": "1024,2048,4096,8192", "PRECISION": "float32,bfloat16"},
     "gpu": {"SIZES": "2048,4096,8192", "PRECISION": "float32,bfloat16,float16", "OPS": "matmul,bandwidth,float8"},
 }
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
+SHOWN = ("float32", *SIXTEEN)  # precisions of the best matmul that are shown
+
+
+class Memory(NamedTuple):
+    """What a benchmark needs, in units of 2**30 bytes."""
+
+    card: int = 0  # of an NVIDIA card
+    shared: int = 0  # of a system that shares it with the GPU
+    shared_float32: int = 0  # there in float32, if that needs more
 
 
 @dataclass(frozen=True)
-class Line:
-    """One line of the set."""
+class Benchmark:
+    """One entry of the set."""
 
     title: str
     workload: str  # "image" is image_benchmark.py
     model: str
     phase: str
     batch_size: int
+    needs: Memory
     devices: tuple[str, ...] = ("gpu",)  # "gpu" is any device except a CPU
     frameworks: tuple[str, ...] = ()  # those that measure it; (): all
     # On a CPU all of them. A GPU has 16 bits, and float32 if that is the only one, on a Mac, or if 16 bits are slow.
@@ -36,8 +47,6 @@ class Line:
     has_pipeline: bool = False  # the input pipeline is measured, too: on a CPU in float32 only
     is_quick: bool = False  # QUICK=1 measures it, too
     is_latency: bool = False  # the host limits it: one process, and in no ranking
-    # Memory in units of 2**30 bytes: of an NVIDIA card; of a system that shares it with the GPU; there in float32
-    needs: tuple[int, ...] = (0, 0)
     below_gb: int = 0  # a card with more of it measures a larger batch instead
 
     def suits(self, device, framework):
@@ -58,7 +67,8 @@ class Line:
 
     def needed_gb(self, precision, is_shared):
         """Return the memory that it needs: of the system if it shares it with the GPU, else of the card."""
-        return self.needs[-1 if is_shared and precision == "float32" else is_shared]
+        more = self.needs.shared_float32 if precision == "float32" else 0
+        return max(self.needs.shared, more) if is_shared else self.needs.card
 
     def environ(self, device, framework, precision, compiles):
         """Return the environment of a run of it; `compiles`: on a device on which the set compiles."""
@@ -72,46 +82,49 @@ class Line:
         return environ | dict(self.settings) | {"PRECISION": self.precision(precision)}
 
 
-ON_CPU = {"devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
+ON_CPU = {"needs": Memory(), "devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
 ALSO_FLOAT32 = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
-PIPELINE = {"has_pipeline": True, "is_quick": True}
+QUICK = {"is_quick": True}
+PIPELINE = {"has_pipeline": True} | QUICK
 IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
 BITS = {"settings": (("WEIGHT_BITS", "4"),)}
+LORA = {"settings": (("LORA_RANK", "8"),)}
 CARDS = {"devices": ("cuda",), "frameworks": ("torch",)}
 MACS = {"devices": ("mps",), "frameworks": ("mlx",)}
-NOT_KERAS = {"frameworks": ("torch", "mlx")}  # TensorFlow and JAX have only the lines of the ancestors
+NOT_KERAS = {"frameworks": ("torch", "mlx")}  # TensorFlow and JAX have only those of the ancestors
 LATENCY = {"is_latency": True} | NOT_KERAS
 GRAPHS = {"compile": "reduce-overhead"}  # CUDA graphs: Python submits a step at once
+FLOAT32_GRAPHS = ALSO_FLOAT32 | GRAPHS
 LONG = {"settings": (("PROMPT_TOKENS", "4096"),)}  # 2,048 are 8.5 ms of work for an H200, in 10.7 ms of launches
 STANDARD_SET = (
-    Line("ResNet-50", "image", "resnet50", "inference", 16, **PIPELINE, **ON_CPU),
-    Line("ResNet-50", "image", "resnet50", "training", 16, is_quick=True, **ON_CPU),
-    Line("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True, **ON_CPU),
-    Line("MobileNetV2", "image", "mobilenet_v2", "training", 16, **ON_CPU),
-    Line("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, is_quick=True, **ON_CPU),
-    Line("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True, **ON_CPU),
-    Line("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True, **ON_CPU),
-    Line("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, is_quick=True, **ON_CPU),
+    Benchmark("ResNet-50", "image", "resnet50", "inference", 16, **PIPELINE, **ON_CPU),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 16, **QUICK, **ON_CPU),
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "inference", 16, **QUICK, **ON_CPU),
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 16, **ON_CPU),
+    Benchmark("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, **QUICK, **ON_CPU),
+    Benchmark("DistilBERT", "transformer", "distilbert", "training", 8, **QUICK, **ON_CPU),
+    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, **QUICK, **ON_CPU),
+    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, **QUICK, **ON_CPU),
     # timm's published rates have 1,024 images, which smaller cards cannot hold.
-    Line("ResNet-50", "image", "resnet50", "inference", 1024, needs=(11, 24), **CARDS, **IMAGES),
-    Line("ResNet-50", "image", "resnet50", "inference", 256, needs=(4, 8), below_gb=11, **NOT_KERAS, **IMAGES),
+    Benchmark("ResNet-50", "image", "resnet50", "inference", 1024, Memory(11, 24), **CARDS, **IMAGES),
+    Benchmark("ResNet-50", "image", "resnet50", "inference", 256, Memory(4, 8), below_gb=11, **NOT_KERAS, **IMAGES),
     # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them. Each of a
     # pipeline's workers holds three batches: of 1,024 images 16 workers need a minute until the queue has passed.
-    Line("ResNet-50", "image", "resnet50", "training", 64, needs=(4, 8, 16), **PIPELINE, **IMAGES, **ALSO_FLOAT32),
-    Line("ResNet-50", "image", "resnet50", "training", 256, needs=(14, 32), frameworks=("torch",), **IMAGES),
-    Line("DistilBERT", "transformer", "distilbert", "training", 64, needs=(4, 8), **ALSO_FLOAT32),
-    Line("BERT-large", "transformer", "bert-large", "training", 32, needs=(11, 16, 24), is_quick=True, **ALSO_FLOAT32),
-    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, needs=(4, 12), **LONG),
-    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), is_quick=True, **GRAPHS),
-    Line("SDXL", "diffusion", "sdxl", "inference", 2, needs=(11, 24), **LARGE),  # one step with guidance
-    Line("MobileNetV2", "image", "mobilenet_v2", "training", 128, needs=(7, 16, 24), **IMAGES, **ALSO_FLOAT32 | GRAPHS),
-    Line("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, needs=(3, 8), **MACS, **BITS),
-    Line("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, needs=(14, 24), settings=(("LORA_RANK", "8"),)),
-    Line("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, needs=(11, 32), **LARGE),
-    Line("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, needs=(64, 80), **CARDS),
-    Line("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, needs=(32, 32), **MACS, **BITS),
-    Line("ResNet-50", "image", "resnet50", "inference", 1, needs=(4, 8), **IMAGES, **LATENCY),
-    Line("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, needs=(4, 12), **LATENCY),
-    Line("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, precisions=("float32",), **LATENCY),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 64, Memory(4, 8, 16), **PIPELINE, **IMAGES, **ALSO_FLOAT32),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 256, Memory(14, 32), frameworks=("torch",), **IMAGES),
+    Benchmark("DistilBERT", "transformer", "distilbert", "training", 64, Memory(4, 8), **ALSO_FLOAT32),
+    Benchmark("BERT-large", "transformer", "bert-large", "training", 32, Memory(11, 16, 24), **QUICK, **ALSO_FLOAT32),
+    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, Memory(4, 12), **LONG),
+    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, Memory(4, 12), **QUICK, **GRAPHS),
+    Benchmark("SDXL", "diffusion", "sdxl", "inference", 2, Memory(11, 24), **LARGE),  # one step with guidance
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 128, Memory(7, 16, 24), **IMAGES, **FLOAT32_GRAPHS),
+    Benchmark("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, Memory(3, 8), **MACS, **BITS),
+    Benchmark("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, Memory(14, 24), **LORA),
+    Benchmark("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, Memory(11, 32), **LARGE),
+    Benchmark("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, Memory(64, 80), **CARDS),
+    Benchmark("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, Memory(32, 32), **MACS, **BITS),
+    Benchmark("ResNet-50, latency", "image", "resnet50", "inference", 1, Memory(4, 8), **IMAGES, **LATENCY),
+    Benchmark("Llama 3.2 1B, latency", "llm", "llama-3.2-1b", "decode", 1, Memory(4, 12), **LATENCY),
+    Benchmark("MLP 5x1024, latency", "mlp", "mlp-5x1024", "training", 32, Memory(), precisions=("float32",), **LATENCY),
 )

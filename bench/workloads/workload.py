@@ -55,7 +55,7 @@ class Workload:
 
 
 # {a model's name: how it is printed}.
-MODELS = {line.model: line.title.partition(",")[0] for line in STANDARD_SET}
+MODELS = {each.model: each.title.partition(",")[0] for each in STANDARD_SET}
 MODELS |= {"bert-base": "BERT-base", "ddpm-cifar10": "DDPM", "sd-1.5": "Stable Diffusion 1.5", "qwen3-4b": "Qwen3 4B"}
 MODELS |= {"qwen3-0.6b": "Qwen3 0.6B", "llama-3.2-3b": "Llama 3.2 3B", "llama-3.1-8b": "Llama 3.1 8B"}
 MODELS |= {"matmul-peak": "best matmul", "matmul-8bit": "matmul"}

@@ -15,4 +15,4 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def load(folder):
-    return lambda: frames.select_valid(tables.read(folder, pytest.fail))
+    return lambda: frames.select_valid(tables.latest(tables.read(folder, pytest.fail)))

@@ -11,7 +11,7 @@ OTHERS = {"source": "https://x", "device": "cuda", "batch_size": "16", "phase": 
 
 
 def make(folder, framework="torch"):
-    return card.make_card(frames.select_valid(tables.read(folder, pytest.fail)), "a", framework)
+    return card.make_card(frames.select_valid(tables.latest(tables.read(folder, pytest.fail))), "a", framework)
 
 
 def bars(folder):

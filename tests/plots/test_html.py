@@ -32,7 +32,7 @@ def test_a_line_names_its_work_and_other_work_has_another_name(folder):
     write(folder, [quantised | {"source": "https://x.org/b"}, rate(11) | setup | {"processes": 3}])
     write(folder, [alike, alike | {"model": "matmul-8bit"}])
     data = html.collect(read(folder))
-    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["lines"]]
+    lines = [dict(zip(data["columns"], cells, strict=True)) for cells in data["results"]]
     assert len({line["work"] for line in lines}) == 6
     (own,) = [line for line in lines if line["value"] == 11]
     assert own["work"] in [line["work"] for line in lines if line["source"] == "https://x.org/a"]
@@ -69,7 +69,7 @@ def test_the_page_opens_on_the_work_of_most_machines_and_the_address_chooses_ano
     lines = read(folder)
 
     def shown(address):
-        found = run_script(lines, f"choose(readLines(data), readAddress({json.dumps(address)})).lines")
+        found = run_script(lines, f"choose(readResults(data), readAddress({json.dumps(address)})).results")
         return [(line["machine"], line["value"]) for line in found]
 
     assert shown("") == shown("#work=unknown") == [("b", 90), ("a", 30), ("b", 20), ("a", 10)]
@@ -85,7 +85,7 @@ def test_a_search_finds_words_that_begin_with_what_was_typed(folder):
     write(folder, [quantised, rate(50) | {"device": "mps", "device_name": "Apple M4 Pro", "model": "resnet18"}], "c")
 
     def found(text):
-        return [line["value"] for line in run_script(read(folder), f"search(readLines(data), {json.dumps(text)})")]
+        return [line["value"] for line in run_script(read(folder), f"search(readResults(data), {json.dumps(text)})")]
 
     assert (found("resnet-50"), found("mlp"), found("https")) == ([10, 20], [30], [])
     assert (found("m4 pro"), found("m4 p"), found("m4 pr train")) == ([50], [40, 50], [])
@@ -101,4 +101,4 @@ def test_a_browser_shows_what_the_address_asks_for(folder):
     page = html.write_page(read(folder), folder / "index.html")
     options = ["--headless", "--no-sandbox", f"--user-data-dir={folder.parent}", "--timeout=60000", "--dump-dom"]
     command = [browser, *options, f"{page.as_uri()}#q=mlp"]
-    assert "1 of 2 lines" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "1 of 2 results" in subprocess.run(command, capture_output=True, text=True, check=True).stdout

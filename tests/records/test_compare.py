@@ -4,10 +4,9 @@ import pytest
 
 import compare_results
 from bench import process
-from bench.plots import table
 from bench.records import results
 from bench.records.columns import COLUMNS
-from tests.rows import FIVE, GPU, rate, standard_set, write
+from tests.rows import FIVE, GPU, rate, write
 
 PUBLISHED = GPU | {"machine": "x", "source": "https://x"}
 
@@ -93,44 +92,9 @@ def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, befo
     assert ("exit status" in capsys.readouterr().out) == bool(status)
 
 
-def compare(folder, capsys):
-    compare_results.main({"RESULTS_DIR": str(folder), "A": "a", "B": "b"})
-    return "".join(capsys.readouterr())
-
-
-@pytest.mark.parametrize(("setup", "ratio"), [("2", " 0.5000 "), ("1", " 5.556 ")])
-def test_an_equal_setup_is_compared_first_then_the_newest(tmp_path, capsys, setup, ratio):
-    write(tmp_path, [FIVE | rate(100) | {"num_threads": setup}, FIVE | rate(9) | {"num_threads": "64"}], "a")
-    write(tmp_path, [FIVE | rate(50) | {"num_threads": "2"}], "b")
-    out = compare(tmp_path, capsys)
-    assert (ratio in out, out.count(" images/s")) == (True, 1)
-    assert ("num_threads: 64 in A" in out) == (setup == "1")
-
-
-@pytest.mark.parametrize(("own", "title"), [([], "(A: torch on CPU)"), ([{"framework": "mlx"}], "px, mlx on CPU")])
-def test_another_framework_is_compared_only_if_there_is_none_of_the_same(tmp_path, capsys, own, title):
-    write(tmp_path, [FIVE | rate(100), *(FIVE | rate(100) | cells for cells in own)], "a")
-    write(tmp_path, [FIVE | rate(50) | {"framework": "mlx"}], "b")
-    out = compare(tmp_path, capsys)
-    assert (title in out, out.count(" images/s")) == (True, 1)
-
-
 def test_several_chips_and_that_jax_has_no_work_in_common_with_an_uncompiled_pytorch_are_told(tmp_path, capsys):
     write(tmp_path, [FIVE, FIVE | {"cpu_id": "family 26"}, FIVE | GPU], "a")
     write(tmp_path, [FIVE | {"framework": "jax", "compile": "1"}], "b")
-    out = compare(tmp_path, capsys)
+    compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
+    out = "".join(capsys.readouterr())
     assert ("COMPILE=1" in out, out.count("chips, family 25; family 26:"), out.count("chips")) == (True, 1, 1)
-
-
-@pytest.mark.parametrize(("columns", "count"), [("80", 3), ("100", 3), ("300", 1)])
-def test_the_table_has_ratios_to_the_first_machine_and_none_that_was_disturbed(tmp_path, monkeypatch, columns, count):
-    monkeypatch.setenv("COLUMNS", columns)
-    for name, factor in (("a", 1), ("b" * 30, 2), ("c" * 30, 0.5)):
-        rows = [row | rate(factor * row["throughput"]) for row in standard_set(**GPU | {"machine": name})]
-        rows[0] |= {"flags": "contended" if factor < 1 else "page_faults"}
-        write(tmp_path, rows if name == "a" else [*rows[:5], *rows[-3:]], name)
-    lines = table.describe_set(tmp_path, pytest.fail).splitlines()
-    cells = " ".join(lines).split("|")
-    assert (sum(" 2x" in cell for cell in cells), sum(" 0.5x" in cell for cell in cells)) == (8, 7)
-    assert sum(line.startswith("|--") for line in lines) == count  # tables
-    assert max(len(line) for line in lines if line.startswith("|")) <= max(int(columns), table.LEAST_WIDTH)

@@ -4,7 +4,7 @@ import pytest
 
 from bench.records import likeness, results, tables
 from bench.records.likeness import work_key
-from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, lines_of, processes_of, write
+from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, combine, latest_of, processes_of, write
 
 SHORT = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
 UNKNOWN = LLM | {"phase": "decode", "depth": ""}
@@ -40,14 +40,14 @@ def describe(folder, other):
     mine = processes_of(ROW | GPU)
     write(folder, mine, "mine")
     write(folder, [GPU | {"machine": "other"} | other], "other")
-    return likeness.describe_elsewhere(tables.combine_rows(mine)[0], tables.read(folder))
+    return likeness.describe_elsewhere(combine(mine)[0], tables.latest(tables.read(folder)))
 
 
 @pytest.mark.parametrize("device", [{}, GPU])
 @pytest.mark.parametrize("differing", ["cpu_id", "device_name"])
 def test_the_same_chip_is_an_equal_cpu_id_or_name_of_a_gpu(device, differing):
     mine, other = ROW | device, ROW | device | {"machine": "other", "run_id": "x", differing: "Another 26"}
-    text = likeness.describe_elsewhere(tables.combine_rows([mine])[0], lines_of(mine, other))
+    text = likeness.describe_elsewhere(combine([mine])[0], latest_of(mine, other))
     assert ("on the same chip" in text) == (differing != ("device_name" if device else "cpu_id"))
 
 

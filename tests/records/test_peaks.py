@@ -1,7 +1,7 @@
 """A rate is compared with what its chip can do: by specification, and as measured on the same chip."""
 
 from bench.records import peaks
-from tests.rows import PEAK, ROW, lines_of
+from tests.rows import PEAK, ROW, latest_of
 
 LAPTOP = {"device_name": "NVIDIA GeForce RTX 4060 Laptop GPU", "rated_bandwidth": 400.0}  # not in the file
 
@@ -17,7 +17,7 @@ def test_shares_are_of_the_best_of_the_same_machine_and_precision():
         row_of(workload="bandwidth", model=name, throughput=rate, **new) for name, rate in (("a", 20.0), ("b", 40.0))
     ]
     unusable = [row_of(tflops=900.0, flags="contended", **new), row_of(tflops=800.0, status="interrupted", **new)]
-    best = peaks.measured_peaks(lines_of(*matmuls, row_of(tflops=9.0, precision="float32", **new), *copies, *unusable))
+    best = peaks.measured_peaks(latest_of(*matmuls, row_of(tflops=9.0, precision="float32", **new), *copies, *unusable))
     row = ROW | {"precision": "mixed_float16", "tflops": 2.0, "bandwidth": 10.0}
     chips = old, new, {"machine": "ryzen"}, new | {"device": "mps"}, new | {"tflops": None, "bandwidth": None}
     assert [peaks.fraction_of(best, row | chip, "tflops") for chip in chips] == [2.0, 0.5, None, None, None]

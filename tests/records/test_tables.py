@@ -4,9 +4,8 @@ import pytest
 
 from bench.records import tables
 from bench.records.likeness import describe_how
-from bench.records.tables import combine_rows as combine
 from tests import rows
-from tests.rows import ROW, processes_of, rate
+from tests.rows import ROW, combine, processes_of, rate
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_the_cells_are_those_of_the_median_process_or_the_slower_of_two(rates, m
     (found,) = combine_all(*(row(rate, rate - 1, rate + 1) for rate in rates))
     assert (found["throughput"], found["seconds"]) == (middle, pytest.approx(1 / middle, rel=1e-5))
     assert (found["throughput_low"], found["throughput_high"]) == (min(rates) - 1, max(rates) + 1)
-    assert found["process_rates"] == " ".join(f"{rate:g}" for rate in rates)
+    assert found["process_rates"] == [*rates]
     assert combine_all(row(3.0))[0]["throughput_low"] is None
 
 
@@ -92,7 +91,7 @@ def test_quantities_and_runs_stay_apart():
     first = [row(10.0), row(20.0, phase="forward"), row(30.0, scope="input")]
     some = [each | {"process": 1} for each in first] + [row(11.0, process=2), row(12.0, process=3)]
     found = combine([*some, row(99.0, process=1, run_id="x"), *some])  # a file may have been added to itself
-    assert [each["process_rates"] for each in found] == ["10 11 12", "20", "30", "99"]
+    assert [each["process_rates"] for each in found] == [[10, 11, 12], [20], [30], [99]]
 
 
 def test_the_flags_of_all_processes_and_the_largest_error_are_kept():
@@ -106,7 +105,7 @@ def test_the_flags_of_all_processes_and_the_largest_error_are_kept():
 def test_disturbed_processes_drop_out_of_a_run_that_has_others(flag, disturbed, count):
     (found,) = combine_all(*(row(1.0 + i, flags=flag if i < disturbed else "") for i in range(count)))
     left = count - disturbed or count
-    assert (len(found["process_rates"].split()), found["flags"]) == (left, flag if disturbed == count else "")
+    assert (len(found["process_rates"]), found["flags"]) == (left, flag if disturbed == count else "")
     assert (f"{left} of {count}" in found["note"]) == (left < count)
 
 
@@ -116,5 +115,5 @@ def test_what_failed_or_was_interrupted_counts_only_if_there_is_nothing_else(sta
     (found,) = combine_all(left)
     assert (found["status"], found["note"], found["throughput"]) == (status, "x", 2)
     (found,) = combine_all(row(3.0), left)
-    assert (found["status"], found["process_rates"]) == ("ok", "3")
+    assert (found["status"], found["process_rates"]) == ("ok", [3])
     assert all(words in found["note"] for words in ("1 of 2", status, "x"))

@@ -1,9 +1,11 @@
 """Verdicts: from the intervals of two rates, and from pairs of processes that were interleaved."""
 
+import math
+
 import pytest
 
-from bench.records.verdict import Rate, compare_runs, name_bottleneck
-from tests.rows import ROW
+from bench.records.verdict import Rate, compare_runs, name_bottleneck, ratio_of
+from tests.rows import ROW, combine, processes_of, rate
 
 
 @pytest.mark.parametrize(
@@ -20,6 +22,23 @@ from tests.rows import ROW
 def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
     found, words = name_bottleneck(Rate(*device), Rate(*pipeline), Rate(*both), shares_cores)
     assert (found, ": the model" in words) == (name, name == "device")
+
+
+@pytest.mark.parametrize(
+    ("cells", "count", "ratio"),
+    [
+        ({}, 3, (2, 2 * 0.99 / 1.01, 2 * 1.01 / 0.99)),
+        ({}, 2, (2, math.nan, math.nan)),  # not sound
+        ({"flags": "contended"}, 3, None),
+        ({"status": "interrupted"}, 3, None),
+        ({"source": "https://x"}, 1, (2, math.nan, math.nan)),
+    ],
+)
+def test_a_ratio_is_of_undisturbed_rates_and_its_interval_of_sound_and_own_ones(cells, count, ratio):
+    base, *_ = combine(processes_of(*[ROW | rate(50)] * 3))
+    result, *_ = combine(processes_of(*[ROW | rate(100) | cells] * count))
+    assert ratio_of(result, base) == (ratio and pytest.approx(ratio, rel=1e-4, nan_ok=True))
+    assert result["sound"] == (count == 3 and not cells)
 
 
 # Comparisons
