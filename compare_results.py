@@ -83,53 +83,45 @@ def read_side(side, environ, folder):
 
 
 class Pair(NamedTuple):
-    """Results of the same work, of A and of B; its ratio is B over A, see ratio_of()."""
+    """Results of the same work, of A and of B."""
 
     a: dict
     b: dict
-    ratio: Rate | None
-
-    @property
-    def title(self):
-        """Return the work of B, and what else A is."""
-        return self.b["title"] + (f" (A: {self.a['where']})" if self.a["where"] != self.b["where"] else "")
-
-    @property
-    def few(self):
-        """Return the processes of the side with fewer."""
-        return min(self.a["processes"], self.b["processes"])
-
-    @property
-    def verdict(self):
-        """Return what the interval shows; "" if there is none."""
-        return verdict_of(self.ratio) if self.ratio and self.ratio.low > 0 else ""
-
-    def agrees(self, *names):
-        """Return whether both have equal cells."""
-        return all(self.a[name] == self.b[name] for name in names)
+    title: str
+    ratio: Rate | None  # B over A, see ratio_of()
+    verdict: str  # "" without an interval
+    few: int  # processes of the side with fewer
 
 
-def pair_results(a, b):
+def agree(a, b, *names):
+    """Return whether two results have equal cells."""
+    return all(a[name] == b[name] for name in names)
+
+
+def pair_results(a, b, is_cited):
     """Return a Pair for each work of B that A has, too.
 
     Of several results those of equal setup are a pair, or else the newest ones. What A has only in another framework,
     and what was published, is paired if likeness.work_key() is equal; of these the same framework, then the fastest.
     """
     has_both = any(len({row["kind"] for row in rows}) > 1 for rows in (a, b))  # results of a CPU and of a GPU
-    is_cited = any(row["published"] for row in (*a, *b))  # all of a side are
-    bases, chosen = defaultdict(list), {}
+    bases, chosen, pairs = defaultdict(list), {}, []
     for base in a:
         bases[base["work"], has_both and base["kind"]].append(base)
     for result in b:
         for base in bases[result["work"], has_both and result["kind"]]:
-            pair = Pair(base, result, ratio_of(result, base))
-            is_same, is_like = pair.agrees(*WORK), pair.agrees("framework")
-            rank = (is_like, base["value"]) if is_cited else (is_same, pair.agrees(*SETUP))
+            is_same, is_like = agree(base, result, *WORK), agree(base, result, "framework")
+            rank = (is_like, base["value"]) if is_cited else (is_same, agree(base, result, *SETUP))
             work = tuple(result[name] for name in (*WORK, "kind"))
             if (is_same or is_cited or not is_like) and rank >= chosen.get(work, [()])[0]:
                 chosen.pop(work, None)  # so that pairs are in the order of their results
-                chosen[work] = rank, pair
-    return sorted((pair for _, pair in chosen.values()), key=lambda pair: WORKLOADS.index(pair.b["workload"]))
+                chosen[work] = rank, base, result
+    for _, base, result in sorted(chosen.values(), key=lambda each: WORKLOADS.index(each[2]["workload"])):
+        title = result["title"] + (f" (A: {base['where']})" if base["where"] != result["where"] else "")
+        ratio = ratio_of(result, base)
+        verdict = verdict_of(ratio) if ratio and ratio.low > 0 else ""
+        pairs.append(Pair(base, result, title, ratio, verdict, min(base["processes"], result["processes"])))
+    return pairs
 
 
 def describe_pair(pair, is_cited):
@@ -151,7 +143,7 @@ def describe_pair(pair, is_cited):
 def is_slower(pair):
     """Return whether the same machine is so much slower in B, by enough processes of each, that it is hardly chance."""
     is_clear = pair.verdict == "slower" and pair.few >= ENOUGH_PAIRS
-    is_same = pair.agrees("device_name", "cpu_id", "framework", *SETUP)
+    is_same = agree(pair.a, pair.b, "device_name", "cpu_id", "framework", *SETUP)
     return is_clear and is_same and pair.ratio.throughput < ACCEPTED
 
 
@@ -186,8 +178,8 @@ def main(environ=os.environ):
         print(table.describe_set(folder, warn) or nothing)
         return 0
     a, b = (read_side(side, environ, folder) for side in "AB")
-    pairs = pair_results(a, b)
-    is_cited = any(row["published"] for row in (*a, *b))  # all of a side are: there is no verdict
+    is_cited = a[0]["published"] or b[0]["published"]  # then all of that side are, and there is no verdict
+    pairs = pair_results(a, b, is_cited)
     if pairs:
         print("", LAYOUT.format(*TITLES), *(describe_pair(pair, is_cited) for pair in pairs), "", sep="\n")
     else:
@@ -198,7 +190,7 @@ def main(environ=os.environ):
     slower = [pair.title for pair in pairs if is_slower(pair)]
     if slower:
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
-    judged = [pair for pair in pairs if pair.verdict or is_cited or not pair.agrees("machine")]
+    judged = [pair for pair in pairs if pair.verdict or is_cited or not agree(pair.a, pair.b, "machine")]
     if pairs and not judged:
         remarks.append(
             f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, then RUNS={ENOUGH_PAIRS}"

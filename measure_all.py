@@ -68,9 +68,8 @@ def plan_benchmarks(run: Run, device, sixteen, memory_gb=math.inf):
                 change |= {"MAX_SECONDS": "1", "SCOPE": "device"}
             count = settings.runs or (1 if settings.quick or benchmark.is_latency else RUNS)
             with suppress(SettingError):  # this framework does not have it
-                runs[f"{benchmark.workload} {change}"] = run.with_settings(
-                    benchmark.workload, **change, RUNS=str(count)
-                )
+                planned = run.with_settings(benchmark.workload, **change, RUNS=str(count))
+                runs[f"{benchmark.workload} {change}"] = planned
     return runs
 
 
@@ -133,7 +132,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
         words = repr((name, programs, [str(blank[column]) for column in AGREEING]))
         run_id = hashlib.sha256(words.encode()).hexdigest()[:12]
         runs[run_id] = replace(run, run_id=run_id)
-    found, rows_by_run, _ = read_rows(path, runs)
+    rows_by_run = read_rows(path, runs)
     left = sum(max(0, run.settings.runs - len(list_processes(rows_by_run[run_id]))) for run_id, run in runs.items())
     begun = Counter()
     with progress(max(1, left)) as show:
@@ -153,20 +152,20 @@ def measure_benchmarks(benchmarks, blank, host, folder):
                 log.error("%s %s: %s", run.command, run.settings.model or "", error)
                 del runs[run_id]
                 continue
-            found, rows_by_run, warnings = read_rows(path, runs)
+            warnings = []
+            rows_by_run = read_rows(path, runs, warnings.append)
             if number not in list_processes(rows_by_run[run_id]):
                 name = f"{run.command} {run.settings.model or ''}".strip()
                 why = "; ".join(warnings) or "`make doctor` may explain it"
                 raise SettingError(f"process {number} of {name} has no row in {path}: {why}")
+    found = tables.load([path])
     return tables.combine(found[found["run_id"].isin(runs)]), begun.total()
 
 
-def read_rows(path, runs):
-    """Return (the rows of a file as a frame, {run_id: those of each run as dicts}, what load() warns of)."""
-    warnings = []
-    found = tables.load([path], warnings.append)
-    rows = tables.to_dicts(found[["run_id", "process", "status", "flags", "note"]])
-    return found, {run_id: [row for row in rows if row["run_id"] == run_id] for run_id in runs}, warnings
+def read_rows(path, runs, warn=lambda line: None):
+    """Return {run_id: the rows of a file, dicts} of these runs: see tables.load()."""
+    rows = tables.to_dicts(tables.load([path], warn)[["run_id", "process", "status", "flags", "note"]])
+    return {run_id: [row for row in rows if row["run_id"] == run_id] for run_id in runs}
 
 
 def main():

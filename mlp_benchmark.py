@@ -61,11 +61,6 @@ def hidden_widths(model):
     )
 
 
-def choose_data(settings):
-    """Return the variables that all processes of a run have: DATA."""
-    return {"DATA": cifar10.choose(settings.data)}
-
-
 def mlp_counts(widths, phase):
     """Return (trainable parameters, FLOPs per image) of dense layers with biases; widths: from inputs to classes."""
     layers = list(pairwise(widths))
@@ -103,4 +98,5 @@ def measure_epochs(measurer: child.Measurer, workload):
 
 
 if __name__ == "__main__":
-    sys.exit(main("mlp", mlp_workload, measure_mlp, check=find_widths, share=choose_data))
+    same = {"check": find_widths, "share": lambda settings: {"DATA": cifar10.choose(settings.data)}}
+    sys.exit(main("mlp", mlp_workload, measure_mlp, **same))

@@ -14,7 +14,6 @@ from bench.records.columns import FLAGS, format_number
 from bench.records.likeness import choose_peaks, describe_how, few_threads
 from bench.records.verdict import ratio_of
 from bench.settings import FRAMEWORKS
-from bench.workloads.standard_set import SHOWN
 
 LEAST = 2  # results that a card needs
 MOST_PUBLISHED = 3  # machines on a card
@@ -114,7 +113,7 @@ def list_tiles(own, last):
     own = own[own["device"].eq(last["device"]) & own["undisturbed"]]
     copies = own[own["workload"] == "bandwidth"].sort_values("value", kind="stable").tail(1)
     peaks = {row["precision"]: row for row in choose_peaks(own, []).to_dict("records")}
-    known = [(row, "TFLOP/s", f"{name} matmul") for name in SHOWN if (row := peaks.get(name))]
+    known = [(row, "TFLOP/s", f"{name} matmul") for name in frames.SHOWN if (row := peaks.get(name))]
     known += [(row, "GB/s", "memory bandwidth") for row in copies.to_dict("records")]
     tiles = []
     for row, unit, what in known:

@@ -7,6 +7,7 @@ from bench.records.likeness import USUAL, describe_settings, precision_class
 from bench.settings import DECLARED, SettingError, read_settings
 from bench.workloads.standard_set import SIXTEEN, SIXTEEN_BITS, STANDARD_SET
 
+SHOWN = ("float32", *SIXTEEN)  # precisions of the best matmul that are shown
 CHOSEN = ("workload", "model", "phase", "batch_size")  # by each benchmark of the set
 # Settings of a run. Those that a benchmark does not set have their defaults.
 SETTINGS = [name for name in WORK if name in DECLARED and name not in ("framework", "scope", "precision")]

@@ -6,9 +6,9 @@ Bars of our own measurements are filled, published ones are hollow.
 import pandas as pd
 
 from bench.plots import draw
+from bench.plots.frames import SHOWN
 from bench.records.likeness import choose_peaks, describe_how, describe_who, work_key, work_title
 from bench.settings import PARTS, WORKLOADS
-from bench.workloads.standard_set import SHOWN
 
 MAX_BARS = 8  # of a work
 MAX_PANELS = 9

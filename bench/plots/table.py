@@ -10,7 +10,7 @@ from bench.records import report, tables
 from bench.records.columns import format_number
 from bench.records.likeness import MODELS, choose_peaks, few_threads
 from bench.records.verdict import ratio_of
-from bench.workloads.standard_set import SHOWN, STANDARD_SET
+from bench.workloads.standard_set import STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
 LEAST_WIDTH = 100  # letters of a table in a terminal; more columns are in the next one
@@ -57,9 +57,9 @@ def describe_set(folder, warn, side=None):
 def list_works(own):
     """Yield ((three numbers for its place in the table, name), row) of the peaks, a copy, and the set."""
     peaks = [*choose_peaks(own, SIDE).to_dict("records"), *own[own["model"] == "copy"].to_dict("records")]
-    for row in (row for row in peaks if row["precision"] in SHOWN):
+    for row in (row for row in peaks if row["precision"] in frames.SHOWN):
         name = f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
-        yield (0, row["model"] == "copy", SHOWN.index(row["precision"]), name), row
+        yield (0, row["model"] == "copy", frames.SHOWN.index(row["precision"]), name), row
     for row in frames.select_set(own):
         if row["scope"] == "device":
             name = f"{row['benchmark'].title}, {row['settings']}, {row['class']}"

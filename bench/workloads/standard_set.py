@@ -17,7 +17,6 @@ SWEEP = {
 }
 SIXTEEN_BITS = "16 bits"
 SIXTEEN = ("bfloat16", "float16")  # the precisions of 16 bits; float16 only on a GPU
-SHOWN = ("float32", *SIXTEEN)  # precisions of the best matmul that are shown
 
 
 class Memory(NamedTuple):
@@ -83,9 +82,8 @@ class Benchmark:
 
 
 ON_CPU = {"needs": Memory(), "devices": ("cpu",), "precisions": ("float32", SIXTEEN_BITS)}
-ALSO_FLOAT32 = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}  # in float32, too
-QUICK = {"is_quick": True}
-PIPELINE = {"has_pipeline": True} | QUICK
+BOTH = {"precisions": (SIXTEEN_BITS, "float32"), "compile": "1"}
+PIPELINE = {"has_pipeline": True, "is_quick": True}
 IMAGES = {"settings": (("MEMORY_FORMAT", "channels_last"),)}
 LARGE = {"settings": (*IMAGES["settings"], ("IMAGE_SIZE", "1024"))}
 BITS = {"settings": (("WEIGHT_BITS", "4"),)}
@@ -95,30 +93,29 @@ MACS = {"devices": ("mps",), "frameworks": ("mlx",)}
 NOT_KERAS = {"frameworks": ("torch", "mlx")}  # TensorFlow and JAX have only those of the ancestors
 LATENCY = {"is_latency": True} | NOT_KERAS
 GRAPHS = {"compile": "reduce-overhead"}  # CUDA graphs: Python submits a step at once
-FLOAT32_GRAPHS = ALSO_FLOAT32 | GRAPHS
 LONG = {"settings": (("PROMPT_TOKENS", "4096"),)}  # 2,048 are 8.5 ms of work for an H200, in 10.7 ms of launches
 STANDARD_SET = (
     Benchmark("ResNet-50", "image", "resnet50", "inference", 16, **PIPELINE, **ON_CPU),
-    Benchmark("ResNet-50", "image", "resnet50", "training", 16, **QUICK, **ON_CPU),
-    Benchmark("MobileNetV2", "image", "mobilenet_v2", "inference", 16, **QUICK, **ON_CPU),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 16, is_quick=True, **ON_CPU),
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "inference", 16, is_quick=True, **ON_CPU),
     Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 16, **ON_CPU),
-    Benchmark("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, **QUICK, **ON_CPU),
-    Benchmark("DistilBERT", "transformer", "distilbert", "training", 8, **QUICK, **ON_CPU),
-    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, **QUICK, **ON_CPU),
-    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, **QUICK, **ON_CPU),
+    Benchmark("MLP 5x1024", "mlp", "mlp-5x1024", "training", 32, is_quick=True, **ON_CPU),
+    Benchmark("DistilBERT", "transformer", "distilbert", "training", 8, is_quick=True, **ON_CPU),
+    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True, **ON_CPU),
+    Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, is_quick=True, **ON_CPU),
     # timm's published rates have 1,024 images, which smaller cards cannot hold.
     Benchmark("ResNet-50", "image", "resnet50", "inference", 1024, Memory(11, 24), **CARDS, **IMAGES),
     Benchmark("ResNet-50", "image", "resnet50", "inference", 256, Memory(4, 8), below_gb=11, **NOT_KERAS, **IMAGES),
     # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them. Each of a
     # pipeline's workers holds three batches: of 1,024 images 16 workers need a minute until the queue has passed.
-    Benchmark("ResNet-50", "image", "resnet50", "training", 64, Memory(4, 8, 16), **PIPELINE, **IMAGES, **ALSO_FLOAT32),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 64, Memory(4, 8, 16), **PIPELINE, **IMAGES, **BOTH),
     Benchmark("ResNet-50", "image", "resnet50", "training", 256, Memory(14, 32), frameworks=("torch",), **IMAGES),
-    Benchmark("DistilBERT", "transformer", "distilbert", "training", 64, Memory(4, 8), **ALSO_FLOAT32),
-    Benchmark("BERT-large", "transformer", "bert-large", "training", 32, Memory(11, 16, 24), **QUICK, **ALSO_FLOAT32),
+    Benchmark("DistilBERT", "transformer", "distilbert", "training", 64, Memory(4, 8), **BOTH),
+    Benchmark("BERT-large", "transformer", "bert-large", "training", 32, Memory(11, 16, 24), is_quick=True, **BOTH),
     Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, Memory(4, 12), **LONG),
-    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, Memory(4, 12), **QUICK, **GRAPHS),
+    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, Memory(4, 12), is_quick=True, **GRAPHS),
     Benchmark("SDXL", "diffusion", "sdxl", "inference", 2, Memory(11, 24), **LARGE),  # one step with guidance
-    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 128, Memory(7, 16, 24), **IMAGES, **FLOAT32_GRAPHS),
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 128, Memory(7, 16, 24), **IMAGES, **BOTH | GRAPHS),
     Benchmark("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, Memory(3, 8), **MACS, **BITS),
     Benchmark("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, Memory(14, 24), **LORA),
     Benchmark("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, Memory(11, 32), **LARGE),
