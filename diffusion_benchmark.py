@@ -46,9 +46,11 @@ DENOISERS = {
 
 def diffusion_workload(settings):
     """Describe the work: a step takes one batch of latent images of IMAGE_SIZE."""
-    model = find_denoiser(settings)
+    model = find_model(settings.model, DENOISERS)
     denoiser = DENOISERS[model]
     side = settings.image_size or denoiser.image_size
+    if side % denoiser.pixels:
+        raise SettingError(f"IMAGE_SIZE='{side}' must be a multiple of {denoiser.pixels} for {model}")
     forward = denoiser.inference_flops
     flops = flops_of_phase(settings.phase, forward, denoiser.training_flops - forward)
     small = replace(denoiser, image_size=min(side, COMPARED_SIDE))
@@ -71,16 +73,6 @@ def diffusion_workload(settings):
         resident_bytes=tensors * denoiser.parameters * BYTES[settings.precision],
         columns={"image_size": side, "data": "synthetic"},
     )
-
-
-def find_denoiser(settings):
-    """Return the name of the model; raises SettingError for an unknown one, or for a size that it cannot have."""
-    model = find_model(settings.model, DENOISERS)
-    if (settings.image_size or 0) % DENOISERS[model].pixels:
-        raise SettingError(
-            f"IMAGE_SIZE='{settings.image_size}' must be a multiple of {DENOISERS[model].pixels} for {model}"
-        )
-    return model
 
 
 def noise_batches(denoiser, batch_size, seed):
@@ -112,4 +104,4 @@ def noise_batches(denoiser, batch_size, seed):
 
 
 if __name__ == "__main__":
-    sys.exit(main("diffusion", diffusion_workload, check=find_denoiser))
+    sys.exit(main("diffusion", diffusion_workload))

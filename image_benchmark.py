@@ -38,11 +38,15 @@ class ImageSizes:
 
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
+    with COUNTS.open(newline="") as lines:
+        models = {row["model"]: row for row in csv.DictReader(lines)}
     model = settings.model.lower()
+    if model not in models and (near := difflib.get_close_matches(model, models, cutoff=0.8)):
+        raise SettingError(f"MODEL={settings.model!r} is not a known model: did you mean {', '.join(near)}?")
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
     sizes = ImageSizes(side)
     parameters = flops = None  # unknown for a model that flops.csv lacks
-    counts = read_counts(settings)
+    counts = models.get(model)
     is_counted = counts and int(counts["image_size"]) == side
     if counts and (is_counted or not model.startswith("vit")):  # a ViT trains a vector for each patch
         parameters = int(counts["parameters"])
@@ -63,16 +67,6 @@ def image_workload(settings):
         batch_bytes=settings.batch_size * 4 * 3 * side**2,  # float32
         columns={"image_size": side, "data": "synthetic"},
     )
-
-
-def read_counts(settings):
-    """Return the row of the model in flops.csv, None without one; raises SettingError if its name resembles others."""
-    with COUNTS.open(newline="") as lines:
-        models = {row["model"]: row for row in csv.DictReader(lines)}
-    model = settings.model.lower()
-    if model not in models and (near := difflib.get_close_matches(model, models, cutoff=0.8)):
-        raise SettingError(f"MODEL={settings.model!r} is not a known model: did you mean {', '.join(near)}?")
-    return models.get(model)
 
 
 def measure_image(measurer: child.Measurer, make_workload):
@@ -103,4 +97,4 @@ def choose_workers(settings, workload, group, shared_memory="/dev/shm"):
 
 
 if __name__ == "__main__":
-    sys.exit(main("image", image_workload, measure_image, check=read_counts))
+    sys.exit(main("image", image_workload, measure_image))

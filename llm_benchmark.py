@@ -91,7 +91,7 @@ DECODERS = {
 
 def llm_workload(settings):
     """Describe the work of a phase: a step of decode adds a token to each sequence, others take whole sequences."""
-    model = find_decoder(settings)
+    model = find_model(settings.model, DECODERS)
     decoder = replace(DECODERS[model], lora_rank=settings.lora_rank or 0)
     depth = settings.depth or 0  # of decode, which begins after these tokens
     new = settings.new_tokens or settings.prompt_tokens
@@ -103,6 +103,8 @@ def llm_workload(settings):
     size = BYTES[settings.precision]
     resident_bytes = count_parameters(decoder) * (settings.weight_bits or 8 * size) // 8
     if is_training:
+        if decoder.num_experts > 1:
+            raise SettingError(f"PHASE={settings.phase!r} is not measured for {model}: set PHASE=prefill,decode")
         # Each trained weight has a gradient and the optimizer's state; those of adapters are not among the parameters.
         tensors = (1 if settings.optimizer == "sgd" else 3) + (decoder.lora_rank > 0)
         resident_bytes += tensors * count_trainable(decoder) * size
@@ -126,14 +128,6 @@ def llm_workload(settings):
         bytes_per_step=mean_cache if is_decode else None,
         columns={"data": "synthetic"} | ({"sequence_length": new, "prompt_tokens": None} if is_training else {}),
     )
-
-
-def find_decoder(settings):
-    """Return the name of the model; raises SettingError for an unknown one, or one without this phase."""
-    model = find_model(settings.model, DECODERS)
-    if DECODERS[model].num_experts > 1 and settings.phase in TRAINING:
-        raise SettingError(f"PHASE={settings.phase!r} is not measured for {model}: set PHASE=prefill,decode")
-    return model
 
 
 def matmul_weights(decoder):
@@ -186,4 +180,4 @@ def cache_bytes(decoder, tokens, precision):
 
 
 if __name__ == "__main__":
-    sys.exit(main("llm", llm_workload, check=find_decoder))
+    sys.exit(main("llm", llm_workload))

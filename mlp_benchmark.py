@@ -24,12 +24,15 @@ from bench.workloads.workload import Workload, flops_of_phase
 
 def mlp_workload(settings):
     """Describe the work; batches are (images, labels): float32 (batch_size, 3072) and int64 (batch_size,)."""
-    widths = find_widths(settings)
+    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
+        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
+    model = settings.model.lower()
+    widths = (cifar10.PIXELS, *hidden_widths(model), cifar10.CLASSES)
     parameters, flops = mlp_counts(widths, settings.phase)
     data = cifar10.choose(settings.data)
     return Workload(
         name="mlp",
-        model=settings.model.lower(),
+        model=model,
         unit="images",
         items_per_step=settings.batch_size,
         make_batches=functools.partial(cifar10.make_batches, data),
@@ -41,13 +44,6 @@ def mlp_workload(settings):
         columns={"image_size": cifar10.SIDE, "data": data},
         dataset=functools.partial(cifar10.dataset, data, settings.seed),
     )
-
-
-def find_widths(settings):
-    """Return the widths from inputs to classes; raises SettingError for a wrong MODEL, or BATCH_SIZE with EPOCHS."""
-    if settings.epochs and settings.batch_size > cifar10.TRAIN_IMAGES:
-        raise SettingError(f"BATCH_SIZE={settings.batch_size} with EPOCHS must be at most {cifar10.TRAIN_IMAGES:,}")
-    return cifar10.PIXELS, *hidden_widths(settings.model.lower()), cifar10.CLASSES
 
 
 def hidden_widths(model):
@@ -98,5 +94,4 @@ def measure_epochs(measurer: child.Measurer, workload):
 
 
 if __name__ == "__main__":
-    same = {"check": find_widths, "share": lambda settings: {"DATA": cifar10.choose(settings.data)}}
-    sys.exit(main("mlp", mlp_workload, measure_mlp, **same))
+    sys.exit(main("mlp", mlp_workload, measure_mlp, share=lambda settings: {"DATA": cifar10.choose(settings.data)}))

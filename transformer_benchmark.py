@@ -85,4 +85,4 @@ def encoder_counts(encoder, phase):
 
 
 if __name__ == "__main__":
-    sys.exit(main("transformer", transformer_workload, check=lambda settings: find_model(settings.model, ENCODERS)))
+    sys.exit(main("transformer", transformer_workload))

@@ -43,7 +43,13 @@ logged = set()  # by child processes
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
 
-def main(command, make_workload=None, measure=child.measure_workload, describe_results=report.describe_run, **steps):
+def main(
+    command,
+    make_workload=None,
+    measure=child.measure_workload,
+    describe_results=report.describe_run,
+    share=lambda settings: {},
+):
     """Run one benchmark from the environment's settings: the main function of every benchmark script.
 
     Args:
@@ -51,22 +57,22 @@ def main(command, make_workload=None, measure=child.measure_workload, describe_r
         make_workload: Settings -> Workload; None if the command measures several.
         measure: what a child does, as child.measure_workload() does.
         describe_results: (results of a run, those that are stored) -> the text to print.
-        steps: `check` and `share` of measure_command().
+        share: Settings -> {variable: text} that all processes of a run have.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
     if process.TASK in os.environ:  # a child is the same script
         return child.main(command, make_workload, measure)
-    return process.run_script(lambda: measure_command(command, describe_results, **steps))
+    return process.run_script(lambda: measure_command(command, describe_results, make_workload, share))
 
 
-def measure_command(command, describe_results, check=lambda settings: None, share=lambda settings: {}):
+def measure_command(command, describe_results, check=None, share=lambda settings: {}):
     """Measure every run of the environment's settings; store each round, and print each group when it has ended.
 
     Args:
         check: called with the Settings of each run before anything is measured; raises SettingError.
-        share: Settings -> {variable: text} that all processes of a run have.
+        describe_results, share: as of main().
 
     Returns:
         The exit status: 1 if all rows are failures; 130 after Ctrl-C, which ends everything.
@@ -77,7 +83,7 @@ def measure_command(command, describe_results, check=lambda settings: None, shar
     runs = read_runs(command)
     folder = runs[0].settings.results_dir
     host = read_machine(runs)
-    for run in runs:
+    for run in runs if check else ():
         check(run.settings)
     runs = [run.with_settings(**share(run.settings)) for run in runs]
     from bench.records import tables  # only here: pandas takes a while, and no child needs it

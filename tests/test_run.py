@@ -17,7 +17,7 @@ from bench.host.environment import NvidiaGpu, read_host
 from bench.records import report, results, tables
 from bench.records.rows import complete_row
 from bench.settings import COMPARED, SettingError, read_runs
-from image_benchmark import read_counts
+from image_benchmark import image_workload
 from tests.fakes import Clock, FakeChild
 from tests.rows import ROW, read_rows
 
@@ -183,7 +183,7 @@ def test_a_mistake_that_only_a_child_finds_is_one_line(run_all, model, words):
 def test_a_misspelt_image_model_is_told_before_anything_runs(children, monkeypatch):
     monkeypatch.setenv("MODEL", "resnet18,resnet5O")
     with pytest.raises(SettingError, match="resnet50"):
-        run.measure_command("image", report.describe_run, check=read_counts)
+        run.measure_command("image", report.describe_run, check=image_workload)
     assert not children.started
 
 
