@@ -73,9 +73,9 @@ def test_ranks_must_have_the_same_weights_after_training():
     session = SimpleNamespace(copy_items=lambda: None, matrices=lambda: [("fc", np.ones(3))], context=context)
     sums = [zlib.crc32(np.ones(3).tobytes())]
     measurer = child.Measurer(None, None, CPU, meters.Instruments(), TwoRanks(sums), print, None)
-    measurer.check_last_step(session)
+    measurer.check_last_step(session, {}, print)
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
-        replace(measurer, group=TwoRanks([1])).check_last_step(session)
+        replace(measurer, group=TwoRanks([1])).check_last_step(session, {}, print)
     assert error.value.status == "wrong_output"
 
 
