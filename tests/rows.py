@@ -111,6 +111,7 @@ ON_CPU = {"phase": "inference", "memory_format": "channels_first", "num_threads"
 ON_CPU |= {"peak_memory_bytes": 1.49e9}
 INPUT = ON_CPU | {"scope": "input", "num_workers": 2, "flops_per_item": None, "first_step_seconds": 0.0054}
 END_TO_END = ON_CPU | {"scope": "end_to_end", "num_workers": 2, "flags": "short", "stop_reason": "num_images"}
+END_TO_END |= {"note": "MAX_SECONDS=9 is enough for this pipeline"}  # not if the model limits
 PIPELINES = repeat(measure(13.45, ON_CPU), measure(821.9, INPUT), measure(12.47, END_TO_END))
 PIPELINES[0] |= {"first_step_seconds": 22.9}  # it compiled for the later ones
 IMAGE = combine(PIPELINES)

@@ -5,6 +5,7 @@ measured of it. A published row is a result already.
 """
 
 import math
+import re
 from collections import defaultdict
 
 import pandas as pd
@@ -154,9 +155,11 @@ def name_bottlenecks(found):
             rates = (Rate(*map(scopes[scope].get, RATE)) for scope in ("device", "input", "end_to_end"))
             row = scopes["end_to_end"]
             name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
-            # If the queue was full at the end, too, being full at the start added nothing.
-            flags = row["flags"].replace("short", "").strip() if name == "device" else row["flags"]
-            named[row["index"]] = name, join_notes([why, row["note"]]), flags
+            flags, note = row["flags"], row["note"]
+            if name == "device":  # if the queue was full at the end, too, being full at the start added nothing
+                flags = flags.replace("short", "").strip()
+                note = re.sub(r"MAX_SECONDS=\d+ is enough for this pipeline(; )?", "", note).removesuffix("; ")
+            named[row["index"]] = name, join_notes([why, note]), flags
     if named:
         found.loc[list(named), ["bottleneck", "note", "flags"]] = list(named.values())
     return found
