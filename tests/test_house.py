@@ -44,11 +44,11 @@ CEILINGS = {
     "frameworks": (2362, "bench/frameworks/**/*.py"),
     "host": (591, "bench/host/*.py"),
     "workloads": (540, "bench/workloads/*.py"),
-    "records": (1138, "bench/records/*.py"),
+    "records": (1141, "bench/records/*.py"),
     "plots": (764, "bench/plots/*.py"),
     "page.js": (207, "bench/plots/page.js"),
     "checks/": (416, "checks/*.py"),
-    "tests/": (6837, "tests/**/*.py"),
+    "tests/": (6838, "tests/**/*.py"),
     "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
