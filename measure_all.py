@@ -120,7 +120,8 @@ def measure_benchmarks(benchmarks, blank, host, folder):
         blank: a row of this machine and device without a result.
 
     Returns:
-        The results of all of them, new or stored, as a frame, and the number of new processes.
+        The results of all of them, new or stored, as a frame; the number of new processes; the run_ids of which another
+        call would measure more.
 
     Raises:
         SettingError: a process has no row in the file afterwards.
@@ -159,7 +160,8 @@ def measure_benchmarks(benchmarks, blank, host, folder):
                 why = "; ".join(warnings) or "`make doctor` may explain it"
                 raise SettingError(f"process {number} of {name} has no row in {path}: {why}")
     found = tables.load([path])
-    return tables.combine(found[found["run_id"].isin(runs)]), begun.total()
+    incomplete = {each for each in runs if is_missing(runs[each], rows_by_run[each], begun=0)}
+    return tables.combine(found[found["run_id"].isin(runs)]), begun.total(), incomplete
 
 
 def read_rows(path, runs, warn=lambda line: None):
@@ -182,7 +184,7 @@ def main():
     is_cpu = device.type == "cpu"
     change = SWEEP["cpu" if is_cpu else "gpu"] | ({"MAX_SECONDS": "0.5"} if settings.quick else {})
     sweep = run.with_settings("tflops", **change, RUNS="1")
-    found, count = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
+    found, count, left = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
     measured = tables.to_dicts(found)
     if measured:
         print(describe_sweep(measured, None), flush=True)
@@ -194,14 +196,15 @@ def main():
     card_gb = math.ceil(device.memory_bytes / 2**30) if device.memory_bytes else math.inf  # as it is sold
     memory_gb = host["memory_gb"] if resources.shares_memory(device) else card_gb
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
-    found, more_count = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
+    found, more_count, more_left = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
     measured += tables.to_dicts(found)
+    disturbed = [row for row in measured if row["status"] == "ok" and not row["undisturbed"]]
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
     print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
-    if disturbed := sum(row["status"] == "ok" and not row["undisturbed"] for row in measured):
+    if count_left := sum(row["run_id"] in left | more_left for row in disturbed):
         words = "are disturbed: run `make all` again when the machine is idle"
-        print(f"{disturbed} of {len(measured)} results {words}")
+        print(f"{count_left} of {len(measured)} results {words}")
     if count + more_count:
         print_paths(settings.results_dir, [blank])
     print("`make submit` checks the rows and prints how to send them")
