@@ -48,7 +48,7 @@ CEILINGS = {
     "plots": (764, "bench/plots/*.py"),
     "page.js": (207, "bench/plots/page.js"),
     "checks/": (416, "checks/*.py"),
-    "tests/": (6838, "tests/**/*.py"),
+    "tests/": (6839, "tests/**/*.py"),
     "words of documents": (10_000, "README.md", "docs/*.md"),
 }
 WRITTEN_BY_CODE = {Path("docs/columns.md")}
