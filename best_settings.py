@@ -119,7 +119,7 @@ class Search:
             self.answer = self.default if final and final.ratio.low <= 1 else self.fastest
 
     def has_time(self, count, share=SEARCH_SHARE):
-        """Return whether a round of so many processes, as slow as the last ones, ends within a share of the time."""
+        """Return whether a round of `count` processes, as slow as the last ones, ends within a share of the time."""
         return not self.error and time.monotonic() + count * self.seconds < self.began + share * 60 * self.minutes
 
     def change(self, name, text):
@@ -143,7 +143,7 @@ class Search:
         return bool(gains)
 
     def list_rounds(self, most, count, share):
-        """Yield the numbers of at most so many rounds, each of so many processes, while there is time."""
+        """Yield the numbers of `most` rounds or fewer, each of `count` processes, while there is time."""
         for number in itertools.takewhile(lambda _: self.has_time(count, share), itertools.islice(self.numbers, most)):
             began = time.monotonic()
             yield number

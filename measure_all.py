@@ -198,13 +198,13 @@ def main():
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
     found, more_count, more_left = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
     measured += tables.to_dicts(found)
-    disturbed = [row for row in measured if row["status"] == "ok" and not row["undisturbed"]]
+    again = [row for row in measured if row["run_id"] in left | more_left]
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
     print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
-    if count_left := sum(row["run_id"] in left | more_left for row in disturbed):
+    if disturbed := sum(row["status"] == "ok" and not row["undisturbed"] for row in again):
         words = "are disturbed: run `make all` again when the machine is idle"
-        print(f"{count_left} of {len(measured)} results {words}")
+        print(f"{disturbed} of {len(measured)} results {words}")
     if count + more_count:
         print_paths(settings.results_dir, [blank])
     print("`make submit` checks the rows and prints how to send them")

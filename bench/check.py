@@ -63,7 +63,7 @@ def check_parameters(counted, expected):
 
 
 def why_not_compared(session, values, is_too_large):
-    """Return why a model is not compared with the CPU, whose copy has so many values; or ""."""
+    """Return why a model is not compared with the CPU, whose copy has this number of values; or ""."""
     context, workload = session.context, session.workload
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
         return "this network magnifies the rounding of 16 bits"

@@ -151,12 +151,11 @@ class Measurer:
                 cells = work_cells(self.settings, workload, scope)
                 cells |= self.make_timer(workload, scope, session).measure(requests)
                 cells |= self.derive_cells(workload, scope, session, cells)
-                is_interrupted = cells["status"] == "interrupted"
-                if not is_interrupted:
-                    cells["output_error"] = self.check_last_step(session, cells, keep)
-                keep(cells | {"note": describe_notes(session, cells)})
-                if is_interrupted:
+                if cells["status"] == "interrupted":
+                    keep(cells | {"note": describe_notes(session, cells)})
                     raise KeyboardInterrupt
+                cells["output_error"] = self.check_last_step(session, cells, keep)
+                keep(cells | {"note": describe_notes(session, cells)})
 
     @contextmanager
     def open_session(self, workload: Workload, scope):

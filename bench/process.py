@@ -39,9 +39,7 @@ CAUSES = {-4: ": the package was built for another chip: an x86-64 build on Appl
 SCRATCH = "bench-{}-"  # how the names of the temporary folders of a child, or of its ranks, begin, by its process id
 WAITING = "waiting"  # note of such a line of a child that waits for a request
 TAKEN = "busy or unavailable"  # in the note if another process has a card in exclusive-process mode (`nvidia-smi -c 3`)
-
-
-# Requests, besides {"slice": seconds}, which is for windows of so many seconds.
+# Requests, besides {"slice": seconds}, which is for windows of that time.
 WINDOWS, CHECK = {}, {"check": True}  # windows until the limits of the settings; the check, after which a child ends
 
 
@@ -186,11 +184,13 @@ class Child:
         with stream:
             for line in stream:
                 text = line.decode(errors="replace")
-                try:
-                    if stream is not self.process.stdout or not text.startswith('{"'):
-                        raise ValueError("it was printed")
-                    self.lines.append(json.loads(text))
-                except ValueError:
+                said = None
+                if stream is self.process.stdout and text.startswith('{"'):
+                    with suppress(ValueError):  # half a line
+                        said = json.loads(text)
+                if said:
+                    self.lines.append(said)
+                else:
                     self.printed.append(text.rstrip())
                 self.news.put(None)
 

@@ -285,7 +285,7 @@ def measure_round(runs, is_together, show, limit):
 def work_in_slices(children, seconds):
     """Let children measure slices of their windows, one at a time, in changing order; then check, one at a time.
 
-    Each gets equally many slices, of so many seconds together. It ends early if one finds no room.
+    Each gets equally many slices, whose sum is `seconds`. It ends early if one finds no room.
     """
     waiting = [each for each in children if each.start().wait()]  # they build and compile on all cores
     request = {"slice": max(SLICE_SECONDS, seconds / MOST_SLICES)}

@@ -82,7 +82,7 @@ def describe_result(row, reached, latest):
 
 
 def join_some(texts, most):
-    """Join texts, at most so many, and say how many more there are."""
+    """Join `most` texts or fewer, and say how many more there are."""
     more = f", and {len(texts) - most} more" if len(texts) > most else ""
     return "; ".join(texts[:most]) + more
 

@@ -74,7 +74,7 @@ class Timer:
         """Measure with garbage collection disabled; return the cells of the result, flags as words of a text.
 
         Args:
-            requests: what to measure when it is warmed up, one after the other: windows for so many seconds
+            requests: what to measure when it is warmed up, one after the other: windows for some seconds
                 ({"slice": 0.25}), or until the timer's own limits ({}).
 
         Returns:
@@ -188,7 +188,7 @@ class Timer:
         return reason
 
     def measure_slice(self, seconds):
-        """Time windows for so many seconds, after a step that is not timed: another process has worked before.
+        """Time windows for `seconds`, after a step that is not timed: another process has worked before.
 
         The watch does not look, because the energy counter has the work of the other processes, too.
         """
