@@ -22,7 +22,8 @@ venv_of = .venv$(if $(IS_MAC),,$(addprefix -,$(filter $(1),$(OTHER_FRAMEWORKS)))
 in_each_venv = $(sort $(foreach name,$(ASKED_FOR),$(call venv_of,$(name))/$(1)))
 VENV := $(call venv_of,$(firstword $(FRAMEWORK_NAMES)))
 
-export MAKECMDGOALS  # a setting on the command line that none of the commands uses is refused
+# A setting on the command line that none of its commands uses is refused. (Make reads MAKECMDGOALS of the environment.)
+export COMMANDS_OF_LINE := $(MAKECMDGOALS)
 unexport PYTHONSAFEPATH  # scripts would not find bench/
 ifndef PYTHON
 unexport PYTHONHOME PYTHONPATH  # the modules of a cluster set them for their own Python

@@ -249,8 +249,8 @@ class Run:
 def read_runs(command, environ=os.environ):
     """Read the runs that a command's settings and their comma lists ask for, as list_runs() does.
 
-    All commands of make's command line (MAKECMDGOALS) are checked; a name that is typed there (MAKEFLAGS) is refused
-    if it is unknown or none of them uses it. The environment is that of other programs, too: near misses of settings
+    All commands of make's line (COMMANDS_OF_LINE) are checked; a name that is typed there (MAKEFLAGS) is refused if it
+    is unknown or none of them uses it. The environment is that of other programs, too: near misses of settings
     are refused, and the first command warns of unused ones. Raises SettingError, also for any wrong value.
     """
     # MAKEFLAGS is "k -- NAME=value OTHER:=value"; a backslash escapes a space, or a backslash, within a value.
@@ -260,7 +260,7 @@ def read_runs(command, environ=os.environ):
         if near or name in typed:
             fix = f"did you mean {near[0]}?" if near else "write it before `make` if another program reads it"
             raise SettingError(f"{name}={environ.get(name, '')!r} is not a setting: {fix}")
-    goals = environ.get("MAKECMDGOALS") or command
+    goals = environ.get("COMMANDS_OF_LINE") or command
     commands = goals.split()
     commands += [environ.get("WORKLOAD", "image").strip().lower()] if "best" in commands else []
     used = {name for each in commands for name in READERS.get(each, ())}

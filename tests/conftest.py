@@ -52,7 +52,7 @@ def young_objects():
 def plain_environment(monkeypatch, tmp_path):
     logging.getLogger("bench").setLevel(logging.NOTSET)  # a test of several ranks raises it
     setup = filter(SETUP_VARIABLES.fullmatch, os.environ)
-    for name in [*SETTING_NAMES, *MAKE_VARIABLES, *setup, "MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"]:
+    for name in [*SETTING_NAMES, *MAKE_VARIABLES, *setup, "COMMANDS_OF_LINE", "MAKEFLAGS", "MFLAGS", "MAKELEVEL"]:
         monkeypatch.delenv(name, raising=False)
     # No test reads the host's own meters and cards: a counter takes seconds, a hot machine raises flags.
     monkeypatch.setattr(meters, "read_thermal_pressure", dict)

@@ -113,14 +113,14 @@ def test_a_misspelt_name_is_refused_and_ordinary_variables_are_left_alone():
 @pytest.mark.parametrize("line", ["image EPOCHS=3", "plot MODEL=a", "best DEPTH=3", "submit B=a"])
 def test_a_setting_of_no_command_of_the_line_is_refused_there_and_a_warning_elsewhere(capsys, line):
     command, name, text = re.split("[ =]", line)
-    environ = {name: text, "MAKECMDGOALS": command}
+    environ = {name: text, "COMMANDS_OF_LINE": command}
     assert f"{name}='{text}'" in refusal(command, MAKEFLAGS=f"k -- {name}={text}", **environ)
-    others = {"MAKECMDGOALS": f"{command} mlp llm compare", "MAKEFLAGS": f"{name}={text}"}
+    others = {"COMMANDS_OF_LINE": f"{command} mlp llm compare", "MAKEFLAGS": f"{name}={text}"}
     read_runs(command, environ | others)
     assert not capsys.readouterr().err
     for goals in (command, f"clean {command} tflops"):  # one warning, whatever follows
         for each in goals.split():
-            read_runs(each, environ | {"MAKECMDGOALS": goals})
+            read_runs(each, environ | {"COMMANDS_OF_LINE": goals})
         assert capsys.readouterr().err.count(name) == (name != "B")  # which other programs have, too
 
 
