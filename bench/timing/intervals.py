@@ -5,36 +5,24 @@ import statistics
 from itertools import pairwise
 
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
+NORMAL_QUANTILE = 1.959964  # 97.5 %
 
 
 def median_interval(samples):
     """Return the 95 % confidence interval of the median of successive samples as (low, high), from their order.
 
-    For independent samples it is exact for every distribution: the number of samples below the median is
-    Binomial(n, 1/2) (David and Nagaraja, Order Statistics, section 7.1). Successive windows are correlated, so the
-    ranks are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of a mean's standard error in a first-order
+    For independent samples it holds for every distribution: the number of samples below the median is Binomial(n, 1/2)
+    (David and Nagaraja, Order Statistics, section 7.1). Its normal approximation gives the same ranks as the binomial
+    sum, or for 13 of the n from 6 to 1,000 ranks that are wider by one. Successive windows are correlated, so the ranks
+    are widened about n/2 by sqrt((1 + rho) / (1 - rho)), the growth of a mean's standard error in a first-order
     autoregression.
     """
     n = len(samples)
     ordered = sorted(samples)
     rho = sign_autocorrelation(samples)
-    reach = (n / 2 - (_exact_rank(n) - 1)) * math.sqrt((1 + rho) / (1 - rho))
+    reach = (1 + NORMAL_QUANTILE * math.sqrt(n)) / 2 * math.sqrt((1 + rho) / (1 - rho))
     low = max(0, math.floor(n / 2 - reach))
     return ordered[low], ordered[n - 1 - low]
-
-
-def _exact_rank(n):
-    """Return the largest 1-based rank l with P(l-th smallest > median) <= 2.5 %, by the binomial sum if n is small."""
-    if n > 1000:  # the sum would take up to minutes; the normal distribution has the same rank
-        return math.floor((n + 1 - 1.959964 * math.sqrt(n)) / 2)
-    rank = ways = below = 1  # `below`: of 2**n outcomes, those with fewer than `rank` samples below the median
-    allowed = 2**n // 40
-    while True:
-        ways = ways * (n - rank + 1) // rank  # comb(n, rank)
-        below += ways
-        if below > allowed:
-            return rank
-        rank += 1
 
 
 def sign_autocorrelation(samples):
