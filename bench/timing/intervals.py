@@ -4,12 +4,15 @@ import math
 import statistics
 from itertools import pairwise
 
+ENOUGH_SAMPLES = 20  # for an interval from their order; the range of fewer is wider
 MIN_SAMPLES = 6  # the fewest whose range is a 95 % interval of the median: 1 - 2 / 2**6 = 0.969
 NORMAL_QUANTILE = 1.959964  # 97.5 %
 
 
 def median_interval(samples):
     """Return the 95 % confidence interval of the median of successive samples as (low, high), from their order.
+
+    It is the range of fewer than ENOUGH_SAMPLES, and (None, None) of a single one.
 
     For independent samples it holds for every distribution: the number of samples below the median is Binomial(n, 1/2)
     (David and Nagaraja, Order Statistics, section 7.1). Its normal approximation gives the same ranks as the binomial
@@ -18,6 +21,8 @@ def median_interval(samples):
     autoregression.
     """
     n = len(samples)
+    if n < ENOUGH_SAMPLES:
+        return (min(samples), max(samples)) if n > 1 else (None, None)
     ordered = sorted(samples)
     rho = sign_autocorrelation(samples)
     reach = (1 + NORMAL_QUANTILE * math.sqrt(n)) / 2 * math.sqrt((1 + rho) / (1 - rho))

@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.check import SINGLE_STEPS, check_counters, check_steps_run, start_counters
 from bench.timing import MAX_UNEVEN, idle_barrier_seconds, timed
-from bench.timing.intervals import MIN_SAMPLES, median_interval, p95
+from bench.timing.intervals import ENOUGH_SAMPLES, MIN_SAMPLES, median_interval, p95
 
 MIN_BLOCK_SECONDS = 0.020
 MIN_WARMUP_SECONDS = 0.5
@@ -27,7 +27,6 @@ LONG_STEP_SECONDS = 0.3
 MIN_WINDOW_SECONDS = 0.025
 MAX_END_SHARE = 0.01  # the part of a window that its end may cost
 MAX_BARRIER_SHARE = 0.05  # the same after which it is flagged: windows of a step that needs prepare() have one
-ENOUGH_WINDOWS = 20  # for an interval from the order statistics, and a first look at it
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
 MIN_MEASURED_SECONDS = 0.5
@@ -160,7 +159,7 @@ class Timer:
             is_slow = workers * step_seconds > STREAM_SHARE * self.max_seconds / MIN_SAMPLES  # for MIN_SAMPLES windows
             return 1 if is_slow else workers * max(1, round(MIN_WINDOW_SECONDS / (workers * step_seconds)))
         window = max(MIN_WINDOW_SECONDS, idle_barrier_seconds(self.session, self.clock) / MAX_END_SHARE)
-        longest = self.max_seconds / ENOUGH_WINDOWS
+        longest = self.max_seconds / ENOUGH_SAMPLES
         if 2 * step_seconds < longest:
             pairs = [[timed(self.session, self.clock, steps) for steps in (1, 2)] for _ in range(SINGLE_STEPS)]
             one, two = map(min, zip(*pairs, strict=True))
@@ -173,7 +172,7 @@ class Timer:
         Windows of a pipeline have no gaps: each begins when the last one ended, because the workers work ahead.
         """
         reason = ""
-        self.next_look = ENOUGH_WINDOWS
+        self.next_look = ENOUGH_SAMPLES
         began = last = self.clock()
         while not reason:
             seconds = timed(self.session, self.clock, self.steps)
@@ -220,7 +219,7 @@ class Timer:
         # 10 %.
         if count >= self.next_look and not self.is_stream:
             self.next_look = math.ceil(self.next_look * 1.1)
-            low, high = window_interval(self.windows)
+            low, high = median_interval(self.windows)
             is_narrow = 50 * (high - low) / statistics.median(self.windows) <= TARGET_CI  # half of it, in percent
             if is_narrow and sum(self.windows) >= max(MIN_MEASURED_SECONDS, self.least_seconds):
                 return "target_ci"
@@ -241,7 +240,7 @@ class Timer:
         throughput = self.items_per_step / step_seconds
         if self.is_stream or self.num_items is not None or self.sustain:
             throughput = items / seconds
-        low, high = window_interval(windows)
+        low, high = median_interval(windows)
         # Ctrl-C leaves no result to read.
         barrier = 0 if reason == "interrupted" else idle_barrier_seconds(self.session, self.clock)
         noticed = {
@@ -299,10 +298,3 @@ def is_steady(paces):
     if len(paces) < 10:
         return False
     return abs(statistics.median(paces[-5:]) / statistics.median(paces[-10:-5]) - 1) < 0.02
-
-
-def window_interval(windows):
-    """Return (low, high): the 95 % interval of the median for 20 windows or more, the whole range for fewer."""
-    if len(windows) >= ENOUGH_WINDOWS:
-        return median_interval(windows)
-    return (min(windows), max(windows)) if len(windows) > 1 else (None, None)
