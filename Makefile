@@ -112,7 +112,7 @@ test: $(if $(value PYTHON),python,$(sort .venv/tested $(call in_each_venv,tested
 	@$(if $(value PYTHON),$(RUN) -m pytest,set -e; $(foreach name,$(ASKED_FOR),FRAMEWORK=$(name) \
 	    TORCH_PYTHON=.venv/bin/python $(call venv_of,$(name))/bin/python -m pytest $(PARALLEL);))
 
-selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (20 minutes)
+selfcheck: $(READY) $(if $(value PYTHON),,$(call in_each_venv,tested)) ## compare measured rates with hand-written loops (half an hour)
 	@$(RUN) -m checks.selfcheck
 
 UV_MAC := MACOSX_DEPLOYMENT_TARGET=14.0 .venv/bin/python -m uv pip

@@ -18,7 +18,7 @@ from bench.timing import intervals
 from bench.timing.windows import Timer
 from tests.fakes import workload_of_command
 
-PAIRS = 15
+PAIRS = 20
 LONGER = 5  # times as many steps have their readings as our windows, which shows what the end of a window costs
 TOLERANCE = 0.02
 
