@@ -112,11 +112,10 @@ BUGS = {
     "never_wait_for_the_gpu": Bug(TORCH, "            torch.accelerator.synchronize()\n", "            pass\n", CARD),
     "reuse_pinned_memory_before_its_copy_ended": Bug(
         TORCH,
-        "        return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)\n",
-        "        pinned = array.pin_memory()\n"
-        "        moved = pinned.to(self.device, dtype, memory_format=format, non_blocking=in_background)\n"
-        "        pinned.zero_()\n"
-        "        return moved\n",
+        "            tensors.append(array.to(self.device, dtype, memory_format=format, non_blocking=in_background))\n",
+        "            pinned = array.pin_memory()\n"
+        "            tensors.append(pinned.to(self.device, dtype, memory_format=format, non_blocking=in_background))\n"
+        "            pinned.zero_()\n",
         CARD,
     ),
     # Language models

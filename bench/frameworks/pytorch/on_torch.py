@@ -5,6 +5,7 @@ CUDA and MPS share one path, torch.accelerator: a run on either tests the lines 
 
 import functools
 import gc
+import importlib
 import os
 import platform
 import sys
@@ -18,7 +19,6 @@ from torch.nn import functional
 
 from bench import process
 from bench.frameworks import Device, base, session
-from bench.frameworks.pytorch import on_torch_llm, on_torch_ranks
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.host import environment
 from bench.host.ranks import read_ranks
@@ -31,7 +31,6 @@ AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
-join_ranks = on_torch_ranks.join_ranks
 
 
 def find_device(settings):
@@ -56,7 +55,7 @@ def find_device(settings):
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
     # By default a small Mac swaps until its time limit instead of running out of memory.
-    is_small = kind == "mps" and environment.installed_bytes() < SHARED_GB * environment.GIB
+    is_small = kind == "mps" and environment.INSTALLED_BYTES < SHARED_GB * environment.GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.cuda.get_device_properties() if kind == "cuda" else None
@@ -110,11 +109,14 @@ def set_float32(precision):
     backends.cudnn.benchmark = True
 
 
-def images():
-    """Return on_torch_images.py, only if it is needed: torchvision takes as long as torch."""
-    from bench.frameworks.pytorch import on_torch_images
+def part(name):
+    """Return another file of this folder, imported only if it is needed: torchvision takes as long as torch."""
+    return importlib.import_module(f"bench.frameworks.pytorch.on_torch_{name}")
 
-    return on_torch_images
+
+def join_ranks(ranks, device):
+    """Join the Group of all ranks, in a context. device: "cpu", "cuda" ..."""
+    return part("ranks").join_ranks(ranks, device)
 
 
 def build_mlp(workload):
@@ -145,11 +147,11 @@ def build_transformer(workload):
 
 
 BUILDERS = {
-    "image": lambda workload: images().build_image(workload),
+    "image": lambda workload: part("images").build_image(workload),
     "mlp": build_mlp,
     "transformer": build_transformer,
-    "llm": on_torch_llm.TorchDecoder,
-    "diffusion": on_torch_llm.TorchDenoiser,
+    "llm": lambda workload: part("llm").TorchDecoder(workload),
+    "diffusion": lambda workload: part("llm").TorchDenoiser(workload),
 }
 
 
@@ -248,13 +250,13 @@ class DeviceContext(base.DeviceContext):
         self.reference_threads = 1 if is_grouped else torch.get_num_threads()
         calibrate(module, map(torch.from_numpy, inputs))
         module = module.to(self.device, self.dtype, memory_format=self.format)
-        kind = on_torch_llm.CachedModel if phase in ("prefill", "decode") else Model
+        kind = part("llm").CachedModel if phase in ("prefill", "decode") else Model
         return kind(self, module, workload, is_trained=phase in TRAINING)
 
     def open_stream(self, workload, settings):
         paths = data.jpeg_files(settings.seed)  # takes seconds
         with process.deferred_interrupts():
-            return images().open_stream(paths, workload, settings, pins_memory=self.device == "cuda")
+            return part("images").open_stream(paths, workload, settings, pins_memory=self.device == "cuda")
 
     def autocast(self) -> Any:
         dtype = AUTOCAST.get(self.precision)
@@ -279,15 +281,13 @@ class DeviceContext(base.DeviceContext):
         return step
 
     def put(self, *arrays):
-        return tuple(map(self.put_array, arrays))
-
-    def put_array(self, array):
-        """Return one array or tensor on the device."""
-        array = torch.as_tensor(array)
-        dtype = self.dtype if array.is_floating_point() else array.dtype
-        format = self.format if array.ndim == 4 else torch.contiguous_format
-        in_background = self.device == "cuda"  # on MPS that is not known to be safe
-        return array.to(self.device, dtype, memory_format=format, non_blocking=in_background)
+        tensors = []
+        for array in map(torch.as_tensor, arrays):
+            dtype = self.dtype if array.is_floating_point() else array.dtype
+            format = self.format if array.ndim == 4 else torch.contiguous_format
+            in_background = self.device == "cuda"  # on MPS that is not known to be safe
+            tensors.append(array.to(self.device, dtype, memory_format=format, non_blocking=in_background))
+        return tuple(tensors)
 
     def to_numpy(self, values):
         values = torch.as_tensor(values).detach().cpu()

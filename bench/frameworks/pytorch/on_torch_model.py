@@ -1,14 +1,16 @@
 """A model in PyTorch: its steps, losses and optimizer, and its copy on the CPU."""
 
 import copy
+import itertools
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.frameworks import base
-from bench.frameworks.pytorch import on_torch_ranks
 from bench.workloads.workload import LEARNING_RATES
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
@@ -39,16 +41,10 @@ def in_evaluation_mode(module):
         module.train(usual)
 
 
-def copy_to_cpu(module):
-    """Return a module with the same weights in float32 on the CPU; those that are there already are shared."""
-
-    def convert(tensor):
-        tensor = tensor.detach().cpu()  # in its own precision, which is faster
-        return tensor.float().contiguous() if tensor.is_floating_point() else tensor
-
-    copied = {id(each): convert(each) for each in module.buffers()}
-    copied |= {id(each): torch.nn.Parameter(convert(each), each.requires_grad) for each in module.parameters()}
-    return copy.deepcopy(module, copied)
+def replicate(module):
+    """Return the module for training: its gradients are averaged over all ranks, if there are others."""
+    has_others = dist.is_initialized() and dist.get_world_size() > 1
+    return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
 
 
 class Model(base.Model):
@@ -62,7 +58,7 @@ class Model(base.Model):
         self.loss_of = LOSSES.get(workload.loss)
         self.uncompiled = module.train(is_trained)
         self.size = sum(weight.numel() for weight in module.parameters())
-        self.module = context.compiled(on_torch_ranks.replicate(module) if is_trained else module)
+        self.module = context.compiled(replicate(module) if is_trained else module)
         if not is_trained:
             return
         # A matrix, because 16 bits leave norms at 1.
@@ -126,4 +122,11 @@ class Model(base.Model):
         return self.context.to_numpy(outputs), [each.float().norm().item() for each in gradients]
 
     def on_cpu(self):
-        return type(self)(self.context.on_cpu(), copy_to_cpu(self.uncompiled), self.workload)
+        copied = {}  # by the number of what is copied; weights that are there already are shared
+        for each in itertools.chain(self.uncompiled.parameters(), self.uncompiled.buffers()):
+            values = each.detach().cpu()  # in its own precision, which is faster
+            values = values.float().contiguous() if values.is_floating_point() else values
+            is_weight = isinstance(each, torch.nn.Parameter)
+            copied[id(each)] = torch.nn.Parameter(values, each.requires_grad) if is_weight else values
+        module = copy.deepcopy(self.uncompiled, copied)
+        return type(self)(self.context.on_cpu(), module, self.workload)

@@ -6,16 +6,9 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from bench import process
 from bench.host import ranks
-
-
-def replicate(module):
-    """Return the module for training: its gradients are averaged over all ranks, if there are others."""
-    has_others = dist.is_initialized() and dist.get_world_size() > 1
-    return DistributedDataParallel(module, gradient_as_bucket_view=True) if has_others else module
 
 
 @contextmanager
