@@ -188,7 +188,7 @@ class Measurer:
         meters.reset_process_peak()  # the checks before need more memory than the steps
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
-            instruments = replace(instruments, counter=None)
+            instruments = replace(instruments, joules=None)
         return Timer(
             session,
             workload.items_per_step * group.ranks.world_size,

@@ -21,7 +21,7 @@ from bench.settings import FRAMEWORKS, ROOT, SettingError, read_settings
 
 def examine(frameworks=tuple(FRAMEWORKS)):
     """Print what is known about this machine, then try frameworks; return the exit status, 1 if none can run."""
-    memory, disk = (count / environment.GIB for count in (environment.installed_bytes(), shutil.disk_usage(ROOT).free))
+    memory, disk = (count / environment.GIB for count in (environment.INSTALLED_BYTES, shutil.disk_usage(ROOT).free))
     words = [f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {disk:.0f} GiB of disk free"]
     cpu = environment.read_text("/proc/cpuinfo")
     if "flags\t" in cpu and "avx2" not in cpu:  # ARM's are called features

@@ -259,21 +259,13 @@ def test_a_child_waits_when_its_threads_have_stopped(monkeypatch, spinning, wait
     assert clock.now == pytest.approx(waited)
 
 
-class Counter:
-    """An energy counter of a machine that draws 50 W."""
-
-    power_scope = "gpu board"
-    period = 0.0001
-
-    def joules(self):
-        return 50 * time.perf_counter()
-
-
 @pytest.fixture
 def instrumented(child, monkeypatch):
     """A machine with every meter there is, whose windows are short."""
     heat = {"temperature_c": 61, "clock_mhz": 1980, "throttle_reasons": "sw_power_cap"}
-    monkeypatch.setattr(meters, "open_instruments", lambda *device: meters.Instruments(Counter(), lambda: heat))
+    joules = lambda: 50 * time.perf_counter()  # noqa: E731  # of a machine that draws 50 W
+    instruments = meters.Instruments(joules, "gpu board", 0.0001, lambda: heat)
+    monkeypatch.setattr(meters, "open_instruments", lambda *device: instruments)
     monkeypatch.setattr(windows, "SUSTAINED_SECONDS", 0.1)
     return child
 

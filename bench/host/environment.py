@@ -18,6 +18,7 @@ from bench.settings import ROOT, slug
 
 log = logging.getLogger("bench")
 GIB = 2**30
+INSTALLED_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # of memory
 SYS = Path("/sys")
 GPU_VENDORS = ("0x10de", "0x1002")  # NVIDIA and AMD on PCI
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
@@ -155,10 +156,6 @@ def read_text(path):
         return ""
 
 
-def installed_bytes():
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 def read_linux():
     """Return the columns that describe a computer with Linux; of ARM chips with two types of cores, those of both."""
     cpu = read_text("/proc/cpuinfo")
@@ -210,7 +207,7 @@ def read_host(machine=None):
         "cpu_count": os.cpu_count() or 1,
         "driver": card.driver or None,
         "power_limit_watts": card.power_limit,
-        "memory_gb": round(installed_bytes() / GIB, 1),
+        "memory_gb": round(INSTALLED_BYTES / GIB, 1),
         "allocator": find_allocator(),
         "commit": commit,
         "python": platform.python_version(),

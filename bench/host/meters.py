@@ -1,7 +1,6 @@
 """Meter energy, heat and other programs during a measurement. All meters are optional; none can stop a measurement.
 
-An energy counter has `power_scope`, what it measures ("gpu board"), `period`, the seconds between two changes, and
-joules(), which grow from an unknown start. A sensor that cannot be read raises an exception whose text says why.
+A sensor that cannot be read raises an exception whose text says why.
 """
 
 import ctypes
@@ -14,9 +13,8 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -105,14 +103,16 @@ def read_or(otherwise, read):
 class Instruments:
     """The sensors of one device."""
 
-    counter: Any = None  # NvidiaCard or AppleChip
+    joules: Callable[[], float] | None = None  # an energy counter, which grows from an unknown start
+    power_scope: str = ""  # what it measures: "gpu board"
+    period: float = 0.1  # seconds between two changes of it
     read: Callable[[], dict] = dict  # () -> columns about heat; if one fails, all are lost
     is_shared: bool = False  # whether other programs used the device before this process did
 
     @property
     def least_seconds(self):
         """Return the least seconds of windows that show enough changes of the counter; 0 without one."""
-        return (LEAST_PERIODS + 2) * self.counter.period if self.counter else 0.0
+        return (LEAST_PERIODS + 2) * self.period if self.joules else 0.0
 
 
 class Watch:
@@ -131,8 +131,8 @@ class Watch:
 
     def look(self, items):
         """Read the energy counter between two windows, after these items since start()."""
-        if self.instruments.counter:
-            joules = read_or(math.nan, self.instruments.counter.joules)
+        if self.instruments.joules:
+            joules = read_or(math.nan, self.instruments.joules)
             if joules > self.joules:  # not of NaN: there was no earlier reading
                 self.changes = [*self.changes[:1], (self.clock(), joules, items)]
             self.joules = joules
@@ -153,63 +153,58 @@ class Watch:
         }
         if len(self.changes) == 2:
             seconds, joules, items = (after - before for before, after in zip(*self.changes, strict=True))
-            counter = self.instruments.counter
-            if seconds >= LEAST_PERIODS * counter.period:
+            if seconds >= LEAST_PERIODS * self.instruments.period:
                 energy = {"power_watts": joules / seconds, "joules_per_item": joules / items}
-                readings = readings | energy | {"power_scope": counter.power_scope}
+                readings = readings | energy | {"power_scope": self.instruments.power_scope}
         return [flag for flag, is_noticed in noticed.items() if is_noticed], readings
 
 
-class NvidiaCard:
-    """Reads the first card of CUDA_VISIBLE_DEVICES. https://docs.nvidia.com/deploy/nvml-api/"""
+def open_nvidia_card(device_name):
+    """Return the Instruments of the first card of CUDA_VISIBLE_DEVICES. https://docs.nvidia.com/deploy/nvml-api/"""
+    import pynvml
 
-    power_scope = "gpu board"
-    period = 0.1
+    found = find_card()
+    if found is None or found.name != device_name:  # AMD's card, or cards in another order
+        raise OSError(f"nvidia-smi does not report {device_name} as the first card")
+    pynvml.nvmlInit()
+    card = pynvml.nvmlDeviceGetHandleByIndex(int(found.index))
+    busy = read_or(0, lambda: pynvml.nvmlDeviceGetUtilizationRates(card).gpu)  # in up to a second
 
-    def __init__(self, device_name):
-        import pynvml
-
-        card = find_card()
-        if card is None or card.name != device_name:  # AMD's card, or cards in another order
-            raise OSError(f"nvidia-smi does not report {device_name} as the first card")
-        pynvml.nvmlInit()
-        self.nvml, self.card = pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(card.index))
-        busy = read_or(0, lambda: pynvml.nvmlDeviceGetUtilizationRates(self.card).gpu)  # in up to a second
-        self.is_shared = busy > SHARED_PERCENT
-
-    def joules(self):
-        return self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.card) / 1000
-
-    def read(self):
+    def read():
         """Return columns: SM clock and the highest one, temperature, and the REASONS why that clock is low."""
-        nvml, card = self.nvml, self.card
-        reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)  # drivers before 535 lack the newer name
+        reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)  # drivers before 535 lack the newer name
         return {
-            "clock_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
-            "highest_clock_mhz": nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
-            "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+            "clock_mhz": pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
+            "highest_clock_mhz": pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM),
+            "temperature_c": pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU),
             "throttle_reasons": " ".join(name for name, bit in REASONS.items() if reasons & bit),
         }
 
+    joules = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1000  # noqa: E731
+    return Instruments(joules, "gpu board", read=read, is_shared=busy > SHARED_PERCENT)
 
-class AppleChip:
-    """Reads the energy of the whole chip, as IOReport estimates it. https://github.com/ml-energy/zeus-apple-silicon"""
 
-    def __init__(self):
-        from zeus_apple_silicon import AppleEnergyMonitor
+def open_apple_chip():
+    """Return the Instruments of a Mac's whole chip, whose energy IOReport estimates.
 
-        self.count = AppleEnergyMonitor().get_cumulative_energy
-        counted = self.count()
-        parts = [part for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None]
-        # Of an Ultra's two dies, the package reads the CPU counters of only one, up to version 1.1.
-        self.power_scope = "+".join(parts).removeprefix("cpu+" if "Ultra" in (read_mac_chip() or "") else "")
-        # macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
-        version = output_of("sw_vers", "-productVersion") or "0"
-        self.period = 2.2 if int(version.partition(".")[0]) >= 27 else 0.1
+    https://github.com/ml-energy/zeus-apple-silicon
+    """
+    from zeus_apple_silicon import AppleEnergyMonitor
 
-    def joules(self):
-        counted = self.count()
-        return sum(getattr(counted, APPLE_PARTS[part]) for part in self.power_scope.split("+")) / 1000
+    count = AppleEnergyMonitor().get_cumulative_energy
+    counted = count()
+    parts = [part for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None]
+    if "Ultra" in (read_mac_chip() or ""):  # of its two dies, the package reads one's CPU counters, up to version 1.1
+        parts = [part for part in parts if part != "cpu"]
+
+    def joules():
+        counted = count()
+        return sum(getattr(counted, APPLE_PARTS[part]) for part in parts) / 1000
+
+    # macOS 27 publishes all but the GPU's every 0.5 to 2.2 s (lablup/all-smi, 410 and 424).
+    version = output_of("sw_vers", "-productVersion") or "0"
+    period = 2.2 if int(version.partition(".")[0]) >= 27 else 0.1
+    return Instruments(joules, "+".join(parts), period, read_thermal_pressure)
 
 
 def read_thermal_pressure():
@@ -220,17 +215,15 @@ def read_thermal_pressure():
 
 def open_instruments(device, device_name):
     """Return the Instruments of a device ("cpu", "cuda", "mps" ...); log why energy cannot be measured."""
-    counter, is_shared = None, False
-    read = read_thermal_pressure if sys.platform == "darwin" else dict
+    instruments = Instruments(read=read_thermal_pressure if sys.platform == "darwin" else dict)
     try:
         if device == "cuda":
-            counter = NvidiaCard(device_name)
-            read, is_shared = counter.read, counter.is_shared  # also of a card without an energy counter
+            instruments = open_nvidia_card(device_name)
         elif sys.platform == "darwin":
-            counter = AppleChip()
-        if counter:
-            counter.joules()
+            instruments = open_apple_chip()
+        if instruments.joules:
+            instruments.joules()
     except Exception as error:  # drivers and kernels fail in many ways
         log.info("power and energy are not measured: %s", process.explain(error) or type(error).__name__)
-        counter = None
-    return Instruments(counter, read, is_shared)
+        return replace(instruments, joules=None)  # a card without an energy counter tells its heat
+    return instruments

@@ -38,8 +38,8 @@ def test_what_disturbs_a_measurement_is_flagged(monkeypatch, given, flags):
     monkeypatch.setattr(meters, "usable_cores", lambda: 8)
     monkeypatch.setattr(meters, "others_cpu_seconds", lambda: readings["others"](clock.now))
     monkeypatch.setattr(meters, "count_swapped", lambda: readings["swapped"](clock.now))
-    counter = SimpleNamespace(joules=readings["joules"])
-    watch = meters.Watch(meters.Instruments(counter, readings["read"], readings.get("is_shared", False)), clock)
+    sensors = {name: readings[name] for name in ("joules", "read")}
+    watch = meters.Watch(meters.Instruments(**sensors, is_shared=readings.get("is_shared", False)), clock)
     watch.start()
     clock.sleep(10)
     assert watch.stop()[0] == flags
@@ -70,8 +70,7 @@ def test_energy_is_that_between_the_first_and_the_last_change_of_the_counter(win
     period = 0.1
     clock = Clock()
     joules = lambda: 1000 + 12 * (clock.now // period) * period  # noqa: E731
-    counter = SimpleNamespace(joules=joules, period=period, power_scope="gpu board")
-    watch = meters.Watch(meters.Instruments(counter), clock)
+    watch = meters.Watch(meters.Instruments(joules, "gpu board", period), clock)
     clock.sleep(0.33 * period)
     watch.start()
     for number in range(1, round(seconds / window) + 1):
@@ -112,8 +111,8 @@ def test_the_first_visible_card_is_read(monkeypatch, visible, slot, has_counter)
     for name, answer in answers.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", answer)
     instruments = meters.open_instruments("cuda", [SLOW, FAST][slot or 0])
-    assert (bool(instruments.counter), instruments.is_shared) == (has_counter, has_counter)
-    assert not has_counter or instruments.counter.joules() == 5000.123 + slot * 1e9
+    assert (bool(instruments.joules), instruments.is_shared) == (has_counter, has_counter)
+    assert not has_counter or instruments.joules() == 5000.123 + slot * 1e9
     cells = {"throttle_reasons": "sw_power_cap hw_thermal_slowdown", "clock_mhz": 1500, "highest_clock_mhz": 1980}
     assert instruments.read() == ({} if slot is None else cells | {"temperature_c": 61 + slot})
 
@@ -125,5 +124,5 @@ def test_an_apple_chip_adds_up_its_parts(monkeypatch):
     monkeypatch.setitem(sys.modules, "zeus_apple_silicon", SimpleNamespace(AppleEnergyMonitor=lambda: monitor))
     for chip, joules, parts in (("M1 Max", 1.8, "cpu+gpu+dram+ane"), ("M1 Ultra", 0.3, "gpu+dram+ane")):
         monkeypatch.setattr(environment, "output_of", lambda *command, chip=chip: f"Apple {chip}\n")
-        counter = meters.open_instruments("mps", None).counter  # PyTorch, TensorFlow and JAX do not know the name
-        assert (counter.joules(), counter.power_scope) == (joules, parts)
+        chip = meters.open_instruments("mps", None)  # PyTorch, TensorFlow and JAX do not know the name
+        assert (chip.joules(), chip.power_scope) == (joules, parts)
