@@ -34,11 +34,11 @@ def require(is_right, reason, status="wrong_output"):
 def check_precision(context, has_convolutions):
     """Return {operator: the precision that the device computes it in} of a matmul and, if there is one, a convolution.
 
-    It cannot see a precision that differs between sizes.
+    It cannot see a precision that differs between sizes. A float32 convolution may have TF32's error, as Winograd's has.
 
     Raises:
         MeasurementError: `wrong_output` for float16 under another name, `unsupported` for a TF32 that is missing and
-            for float32 in fewer bits.
+            for float32 in fewer bits, naming what probably did it.
     """
     if context.precision in EIGHT_BITS:  # compared with exact products instead
         return {"matmul": context.precision}
@@ -46,13 +46,23 @@ def check_precision(context, has_convolutions):
     computed = {name: probe(context, name) for name in names}
     if context.precision == "tf32" and computed["matmul"] != "tf32":
         raise MeasurementError("unsupported", f"this {context.device} has no TF32, but {computed['matmul']}")
-    if context.precision == "float32" and not context.weight_bits:
-        check_float32(context.device, computed)
+    if context.precision != "float32" or context.weight_bits:
+        return computed
+    for name, precision in computed.items():
+        if precision not in (EXACT if name == "matmul" else EXACT | {"tf32"}):
+            switches = [f"{name}={text!r}" for name, text in os.environ.items() if any(map(name.count, FEWER_BITS))]
+            fix = f"unset {' and '.join(switches)}" if switches else "set PRECISION=tf32 or bfloat16"
+            really = "fewer bits than bfloat16 has" if precision == "lower" else precision
+            raise MeasurementError("unsupported", f"this {context.device} computes a float32 {name} in {really}: {fix}")
     return computed
 
 
 def probe(context, name):
-    """Return the precision that a context computes an operator in, which is found out once in a process."""
+    """Return the precision that a context computes an operator in, which is found out once in a process.
+
+    It follows from the error against float64. The significands of TF32 and float16 are equally long, so the type of the
+    output tells them apart.
+    """
     key = type(context), context.device, context.precision, context.weight_bits, name
     if key not in _probed:
         left, right, exact = probe_inputs(name)
@@ -64,7 +74,8 @@ def probe(context, name):
         what = f"{name} of quantised weights" if context.weight_bits else name
         words = f"a {what} is wrong by {error:.0%}: the BLAS of this {context.device} fails, or NumPy's"
         require(error <= MAX_ERROR, words)
-        _probed[key] = name_precision(error, is_float16)
+        measured = next((each for limit, each in PRECISION_BY_ERROR if error < limit), "lower")
+        _probed[key] = FLOAT16_NAMES.get(measured, measured) if is_float16 else measured
     return _probed[key]
 
 
@@ -86,28 +97,6 @@ def relative_error(got, expected):
     """Return the L2 norm of the difference, divided by the L2 norm of the expected values."""
     got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
-
-
-def name_precision(error, is_float16=False):
-    """Return the precision that the hardware computed in, from a probe's relative error against float64.
-
-    The significands of TF32 and float16 are equally long, so is_float16 tells whether the output was float16.
-    """
-    precision = next((name for limit, name in PRECISION_BY_ERROR if error < limit), "lower")
-    return FLOAT16_NAMES.get(precision, precision) if is_float16 else precision
-
-
-def check_float32(device, computed):
-    """Raise MeasurementError (`unsupported`) if float32 is computed in fewer bits, naming what probably did it.
-
-    An error of TF32 is allowed in a convolution: Winograd's method may have it.
-    """
-    for name, precision in computed.items():
-        if precision not in (EXACT if name == "matmul" else EXACT | {"tf32"}):
-            switches = [f"{name}={text!r}" for name, text in os.environ.items() if any(map(name.count, FEWER_BITS))]
-            fix = f"unset {' and '.join(switches)}" if switches else "set PRECISION=tf32 or bfloat16"
-            really = "fewer bits than bfloat16 has" if precision == "lower" else precision
-            raise MeasurementError("unsupported", f"this {device} computes a float32 {name} in {really}: {fix}")
 
 
 def describe(computed):
