@@ -62,9 +62,10 @@ def check_parameters(counted, expected):
     require(expected in (None, counted), f"the model has {counted} trainable parameters, not {expected}", "wrong_model")
 
 
-def why_not_compared(session, values, is_too_large):
-    """Return why a model is not compared with the CPU, whose copy has this number of values; or ""."""
+def why_not_compared(session, is_too_large):
+    """Return why a model is not compared with the CPU; or ""."""
     context, workload = session.context, session.workload
+    values = session.model.size + (session.model.parameters if session.is_trained else 0)  # the copy's, with gradients
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
         return "this network magnifies the rounding of 16 bits"
     if context.weight_bits:
@@ -76,20 +77,24 @@ def why_not_compared(session, values, is_too_large):
     return "two items take too many FLOPs for it" if is_too_large else ""
 
 
-def choose_pair(session, values, flops):
+def choose_pair(session):
     """Return (whether a model is compared with the CPU, two smaller items if its own take too long).
 
-    values: of the copy there; flops: of an item, 0 if unknown. A note says what is not as usual.
+    A note says what is not as usual.
     """
-    make_smaller = session.workload.make_checked
+    workload, settings = session.workload, session.settings
+    items = workload.items_per_step / settings.batch_size
+    if settings.phase == "decode":
+        items = settings.depth + settings.new_tokens  # of a sequence, which the reference reads at once
+    flops = (workload.flops_per_item or 0) * items  # of an item, 0 if unknown
     is_large = 2 * flops > MAX_FLOPS * session.context.reference_threads
-    if reason := why_not_compared(session, values, is_large and not make_smaller):
+    if reason := why_not_compared(session, is_large and not workload.make_checked):
         session.notes.append(NOT_COMPARED + reason)
         return False, None
-    if not make_smaller or (flops and not is_large):
+    if not workload.make_checked or (flops and not is_large):
         return True, None
     session.notes.append("compared with the CPU, which is too slow for more, in a smaller size")
-    return True, make_smaller(2, session.context.seed)[0]
+    return True, workload.make_checked(2, session.context.seed)[0]
 
 
 def check_items(session, got, expected):
@@ -110,7 +115,7 @@ def check_items(session, got, expected):
 def compute_gradients(session):
     """Return (output, norms of gradients) of two items from the device and from the CPU; or None."""
     context, model = session.context, session.model
-    is_compared, smaller = choose_pair(session, model.size + model.parameters, session.flops_of_item())
+    is_compared, smaller = choose_pair(session)
     if not is_compared:
         return None
     batch = context.put(*(smaller or next(iter(session.workload.make_batches(2, context.seed)))))
@@ -190,7 +195,7 @@ def check_counters(timer, before, done, stop_reason):
     if not timer.is_stream and faults > MANY_FAULTS * done and system > MAX_SYSTEM_SHARE * (user + system):
         flags.append("page_faults")
     if stop_reason != "interrupted":  # Ctrl-C leaves no result to read
-        loss = session.read_loss()
+        loss = session.context.read(session.model.loss) if session.is_trained else None
         if loss is None or loss <= MAX_GROWTH * session.first_loss:
             check_moved(session, sums)
         else:  # or it is NaN
@@ -253,7 +258,7 @@ def check_output(session, inputs, got):
     It cannot see what other items have.
     """
     model = session.model
-    is_compared, smaller = choose_pair(session, model.size, session.flops_of_item(inputs[1]))
+    is_compared, smaller = choose_pair(session)
     if not is_compared:
         return None
     if smaller:

@@ -48,8 +48,8 @@ class Device:
     """
 
     queue_steps, num_workers, prepare = None, 0, None
-    after_first_step = read_loss = trace_count = staticmethod(lambda *_: None)
-    matrices, steps_run, first_loss = staticmethod(dict), False, None
+    after_first_step = trace_count = staticmethod(lambda *_: None)
+    matrices, steps_run, is_trained, first_loss = staticmethod(dict), False, False, None
     SUBMIT_SECONDS = 1e-5
     BARRIER_SECONDS = 0.0
     READ_SECONDS = 2e-5

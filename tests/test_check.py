@@ -36,9 +36,10 @@ def fake_session(model="resnet50", precision="float32", device="cpu", weight_bit
     context = SimpleNamespace(device=device, precision=precision, weight_bits=weight_bits, seed=0, reference_threads=1)
     context.put = lambda *arrays: arrays
     workload = SimpleNamespace(model=model, sizes=SimpleNamespace(**sizes), make_checked=None, inputs_of=lambda x: x)
+    workload.items_per_step, workload.flops_per_item = 4, 1e6
     session = SimpleNamespace(context=context, workload=workload, model=Model(), notes=[], inputs=OUTPUT)
+    session.settings, session.is_trained = SimpleNamespace(phase="inference", batch_size=4), False
     session.precisions = {"matmul": precision}
-    session.flops_of_item = lambda inputs=None: 1e6
     session.read_output = lambda: outputs
     session.read_inputs = lambda place: (session.inputs[place : place + 1],)
     session.step = lambda: setattr(session, "inputs", session.inputs + 1)
@@ -84,19 +85,19 @@ def test_norms_of_gradients_are_those_of_the_cpu_unless_they_are_rounding(precis
 
 
 @pytest.mark.parametrize(
-    ("about", "attributes", "words"),
+    ("about", "size", "flops", "words"),
     [
-        ({"weight_bits": 4}, {}, "quantised"),
-        ({"num_experts": 8}, {}, "experts"),
-        ({"model": "efficientnet_b0", "precision": "bfloat16"}, {}, "magnifies"),
-        ({"model": "efficientnet_b0"}, {}, ""),
-        ({}, {"flops_of_item": lambda inputs: 1e15}, "too many FLOPs"),
-        ({}, {"model": SimpleNamespace(size=10**15)}, "GB are free"),
+        ({"weight_bits": 4}, 10, 1e6, "quantised"),
+        ({"num_experts": 8}, 10, 1e6, "experts"),
+        ({"model": "efficientnet_b0", "precision": "bfloat16"}, 10, 1e6, "magnifies"),
+        ({"model": "efficientnet_b0"}, 10, 1e6, ""),
+        ({}, 10, 1e15, "too many FLOPs"),
+        ({}, 10**15, 1e6, "GB are free"),
     ],
 )
-def test_a_model_that_is_not_compared_says_why(about, attributes, words):
+def test_a_model_that_is_not_compared_says_why(about, size, flops, words):
     session = fake_session(**about)
-    vars(session).update(attributes)
+    session.model.size, session.workload.flops_per_item = size, flops
     error = check.check_output(session, *check.copy_items(session))
     assert (error is None, words in " ".join(session.notes)) == (bool(words), True)
 
@@ -106,7 +107,7 @@ def test_a_model_that_is_not_compared_says_why(about, attributes, words):
 )
 def test_large_and_unknown_items_are_compared_in_a_smaller_size(flops, threads, is_small):
     session = fake_session()
-    session.flops_of_item, session.context.reference_threads = lambda inputs=None: flops, threads
+    session.workload.flops_per_item, session.context.reference_threads = flops, threads
     session.workload.make_checked = lambda count, seed: [(OUTPUT[:count, :10],)]
     assert check.check_output(session, *check.copy_items(session)) == 0
     assert ("smaller" in str(session.notes)) == is_small
@@ -181,9 +182,11 @@ def rounded(values, bits):
         (lambda x: rounded(x, 4), "lower"),
     ],
 )
-def test_the_probe_names_the_precision(round_inputs, name):
-    a, b, exact = precision.probe_inputs("matmul")
-    assert precision.name_precision(precision.relative_error(round_inputs(a) @ round_inputs(b), exact)) == name
+def test_the_probe_names_the_precision(monkeypatch, round_inputs, name):
+    monkeypatch.setattr(precision, "_probed", {})
+    context = fake_session().context
+    context.probe = lambda name, left, right: (round_inputs(left) @ round_inputs(right), False)
+    assert precision.probe(context, "matmul") == name
 
 
 def test_a_blas_that_fails_is_not_a_precision(monkeypatch):

@@ -33,9 +33,13 @@ def open_session(context_class, workload, settings, scope, group=None):
     if workload.samples and workload.model not in context_class.operators:
         raise MeasurementError("unsupported", f"{settings.framework} has no {workload.model} here")
     given = context_class(settings), workload, settings, group or Group()
-    if scope == "input":
-        return FileSession(*given)
-    return OperatorSession(*given) if workload.samples else ModelSession(*given, scope)
+    if scope != "input":
+        return OperatorSession(*given) if workload.samples else ModelSession(*given, scope)
+    session = Session(*given)
+    session.run = lambda images, *_: images  # a step only takes a batch from the workers, and puts it on the device
+    session.precisions, session.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
+    session.read_files()
+    return session
 
 
 class Session:
@@ -52,7 +56,7 @@ class Session:
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
     is_trained = False  # whether it has a loss and gradients
-    read_loss, matrices = staticmethod(lambda: None), staticmethod(tuple)  # as those of a model
+    matrices = staticmethod(tuple)  # as those of a model
 
     def __init__(self, context, workload, settings, group):
         self.context, self.workload, self.settings, self.group = context, workload, settings, group
@@ -109,16 +113,6 @@ class Session:
         context = self.context
         vars(self).clear()  # everything that holds memory or workers
         context.release()
-
-
-class FileSession(Session):
-    """A step takes a batch that workers have prepared, and puts it on the device: scope input."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.run = lambda images, *_: images
-        self.precisions, self.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
-        self.read_files()
 
 
 class OperatorSession(Session):
@@ -186,10 +180,6 @@ class ModelSession(Session):
             function(*arguments)
             arguments = ()
 
-    def read_loss(self):
-        """Return the last step's loss; None without one."""
-        return self.context.read(self.model.loss) if self.is_trained else None
-
     def read_output(self):
         """Return the last output in NumPy, which later steps do not overwrite."""
         return np.array(self.context.to_numpy(self.last_result))
@@ -197,13 +187,6 @@ class ModelSession(Session):
     def read_inputs(self, place):
         """Return the inputs of one item of the last step in NumPy; their first axis has one place."""
         return tuple(self.context.to_numpy(each[place : place + 1]) for each in self.inputs)
-
-    def flops_of_item(self, inputs=None):
-        """Return the FLOPs of an item with these inputs; 0 if they are unknown."""
-        items = self.workload.items_per_step / self.settings.batch_size
-        if self.settings.phase == "decode":
-            items = inputs[0].shape[1]  # all tokens of the sequence, which the reference reads at once
-        return (self.workload.flops_per_item or 0) * items
 
     def matrices(self):
         """Yield (name, about SAMPLED of its values in NumPy) of each matrix that a step moves, but no embeddings."""
@@ -220,8 +203,8 @@ class ModelSession(Session):
         if self.gradients:
             self.output_error = check.check_gradients(self, *self.gradients)
             self.gradients = None
-        if self.first_loss is None:
-            self.first_loss = self.read_loss()
+        if self.is_trained and self.first_loss is None:
+            self.first_loss = self.context.read(self.model.loss)
 
     def compare(self, compute, *arguments):
         """Return what a comparison with the CPU computes; None and a note if it has no memory or operator for that."""

@@ -90,7 +90,8 @@ def test_a_busy_machine_skips_nothing():
 )
 def test_a_loss_that_grows_and_a_step_that_was_compiled_again_are_flagged(loss, traces, flags):
     fake = Device(Clock())
-    fake.first_loss, fake.read_loss, fake.trace_count = 4.0, lambda: loss, lambda: traces * fake.steps // 40
+    fake.is_trained, fake.first_loss, fake.trace_count = True, 4.0, lambda: traces * fake.steps // 40
+    fake.model, fake.context = SimpleNamespace(loss=loss), SimpleNamespace(read=float)
     assert run(fake).flags == flags
 
 
