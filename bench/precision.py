@@ -34,7 +34,7 @@ def require(is_right, reason, status="wrong_output"):
 def check_precision(context, has_convolutions):
     """Return {operator: the precision that the device computes it in} of a matmul and, if there is one, a convolution.
 
-    It cannot see a precision that differs between sizes. A float32 convolution may have TF32's error, as Winograd's has.
+    It cannot see a precision that differs between sizes. A float32 convolution may have TF32's error (Winograd's).
 
     Raises:
         MeasurementError: `wrong_output` for float16 under another name, `unsupported` for a TF32 that is missing and
