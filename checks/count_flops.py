@@ -16,7 +16,7 @@ import sys
 import torch
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from bench.frameworks.pytorch.on_torch_images import build_image, list_models
+from bench.frameworks.pytorch.on_torch_images import MODELS, build_image
 from bench.frameworks.pytorch.on_torch_llm import TorchDenoiser
 from bench.settings import read_settings
 from diffusion_benchmark import diffusion_workload
@@ -64,7 +64,7 @@ def count_passes(model, *inputs):
 def main():
     writer = csv.DictWriter(sys.stdout, FIELDS, lineterminator="\n")
     writer.writeheader()
-    for name in list_models():
+    for name in MODELS:
         writer.writerow(count(name))
 
 

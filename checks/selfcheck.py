@@ -23,7 +23,7 @@ LONGER = 5  # times as many steps have their readings as our windows, which show
 TOLERANCE = 0.02
 
 
-def check_loop(phase, model, block, workload="image", what="a hand-written loop", **environ):
+def check_loop(phase, model, block, workload="image", **environ):
     """Compare our step with a hand-written loop, a block of block_of(); returns whether they agree.
 
     PAIRS of (our rate, theirs) are blocks of equally many steps, one right after the other.
@@ -42,7 +42,7 @@ def check_loop(phase, model, block, workload="image", what="a hand-written loop"
         rate = measure()["throughput"]
         pairs.append((rate, theirs or block(readings, steps)))
     session.close()
-    return compare(f"{model} {phase}, batch {settings.batch_size}, compared with {what}", pairs, described.unit)
+    return compare(f"{model} {phase}, batch {settings.batch_size}", pairs, described.unit)
 
 
 def block_of(step, wait, items=1):

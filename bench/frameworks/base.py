@@ -8,6 +8,7 @@ import copy
 import math
 import operator
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 from bench.host.resources import usable_cores
@@ -18,6 +19,17 @@ LOSS_SCALE = 256  # PyTorch's and Keras's defaults overflow until they are halve
 def end_of(values):
     """Return at most 4,096 values: a whole array of an operator takes longer to the host than its step."""
     return values[((-1,) * (values.ndim - 1) + (slice(-4096, None),))[: values.ndim]]
+
+
+@contextmanager
+def in_evaluation_mode(module):
+    """Let a module of PyTorch or MLX compute as in inference inside, and as before afterwards."""
+    usual = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(usual)
 
 
 class Model:
@@ -67,9 +79,8 @@ class DeviceContext:
     probe: Callable
     take = staticmethod(operator.getitem)  # (array, rows) -> these rows of it
     # What some frameworks do not have. notes: () -> what a reader of a row has to know. release: () frees what a closed
-    # session leaves. peak_memory_bytes: () -> the most that was allocated since reset_peak_memory(). check_switches:
-    # (number of threads of the row) raises MeasurementError (`unsupported`) if a library has changed it.
-    notes = release = reset_peak_memory = peak_memory_bytes = check_switches = lambda *_: None
+    # session leaves. peak_memory_bytes: () -> the most that was allocated since reset_peak_memory().
+    notes = release = reset_peak_memory = peak_memory_bytes = lambda _: None
 
     def __init__(self, device, settings):
         self.device = device

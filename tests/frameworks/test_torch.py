@@ -56,7 +56,7 @@ def test_the_formulas_agree_with_the_counter(script, phase, environ):
 def test_every_image_model_is_counted():
     with COUNTS.open(newline="") as lines:
         counts = {row["model"]: row for row in csv.DictReader(lines)}
-    assert set(counts) == set(on_torch_images.list_models())
+    assert set(counts) == set(on_torch_images.MODELS)
     for model in ("resnet18", "mobilenet_v2"):
         assert {name: str(value) for name, value in count_flops.count(model).items()} == counts[model]
     # 4.09 GMACs at 224 pixels, 25.6 million parameters: the table in torchvision's documentation of its weights.
@@ -173,16 +173,12 @@ def test_a_worker_that_cannot_send_a_batch_ends(monkeypatch):
 # Threads, models, the compiler
 
 
-def test_threads_keep_to_a_quota_unless_they_are_set_and_a_library_that_changes_them_is_noticed(monkeypatch):
+def test_threads_keep_to_a_quota_unless_they_are_set(monkeypatch):
     usual = torch.get_num_threads()
     monkeypatch.setattr(on_torch, "usable_cores", lambda: 1)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     found = [on_torch.find_device(read_settings("mlp", given)) for given in ({}, {"NUM_THREADS": "2"})]
-    context = open_session("mlp").context
     torch.set_num_threads(usual)
-    context.check_switches(usual)
-    with pytest.raises(MeasurementError, match="threads"):
-        context.check_switches(usual + 1)
     assert [device.num_threads for device in found] == [1, 2]
     with warnings.catch_warnings(record=True) as shown:
         on_torch.find_device(read_settings("mlp", {}))

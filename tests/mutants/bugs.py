@@ -5,7 +5,7 @@ from dataclasses import dataclass
 WINDOWS, INTERVALS = "bench/timing/windows.py", "bench/timing/intervals.py"
 CHECK, PRECISION = "bench/check.py", "bench/precision.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
-MODEL = "bench/frameworks/pytorch/on_torch_model.py"
+MODEL, BASE = "bench/frameworks/pytorch/on_torch_model.py", "bench/frameworks/base.py"
 TIMED = "bench/timing/__init__.py"
 TIMING = ("tests/timing/test_windows.py",)
 CHECKS = ("tests/test_check.py",)
@@ -104,7 +104,7 @@ BUGS = {
     ),
     "skip_the_optimizer": Bug(MODEL, "return self.update()", "return self.last_weight", WRONG),
     "train_with_another_loss": Bug(MODEL, "self._loss = self.loss_of(", "self._loss = functional.l1_loss(", LOSS),
-    "training_in_evaluation_mode": Bug(MODEL, "        module.train(usual)\n", "        pass\n", STEPS),
+    "training_in_evaluation_mode": Bug(BASE, "        module.train(usual)\n", "        pass\n", STEPS),
     # On a GPU
     "leave_a_tensor_on_the_cpu": Bug(
         TORCH, "array.to(self.device, dtype,", "array.to(self.device if array.ndim > 1 else 'cpu', dtype,", CARD

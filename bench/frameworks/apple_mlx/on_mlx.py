@@ -191,25 +191,18 @@ class Model(base.Model):
         return dict(tree_flatten(self.module.trainable_parameters()))
 
     def output(self, *inputs):
-        is_training = self.module.training
-        with mx.stream(self.context.stream):
-            output = to_numpy(self.module.eval()(*inputs))
-        self.module.train(is_training)
-        return output
+        with base.in_evaluation_mode(self.module), mx.stream(self.context.stream):
+            return to_numpy(self.module(*inputs))
 
     def gradients(self, *batch):
         def loss_and_output(*batch):
             output = self.module(*batch[:-1])
             return base.LOSS_SCALE * cross_entropy(output, batch[-1]), output
 
-        is_training = self.module.training
-        self.module.eval()
-        with mx.stream(self.context.stream):
+        with base.in_evaluation_mode(self.module), mx.stream(self.context.stream):
             (_, output), gradients = nn.value_and_grad(self.module, loss_and_output)(*batch)
             norms = [mx.linalg.norm(each.astype(mx.float32)).item() for each in leaves(gradients)]
-            output = to_numpy(output)
-        self.module.train(is_training)
-        return output, norms
+            return to_numpy(output), norms
 
     def on_cpu(self):
         module = BUILDERS[self.workload.name](self.workload)

@@ -301,11 +301,6 @@ class DeviceContext(base.DeviceContext):
         if self.device != "cpu":
             torch.accelerator.synchronize()
 
-    def check_switches(self, num_threads):
-        if (found := torch.get_num_threads()) != num_threads:
-            why = f"a library has changed the number of threads from {num_threads} to {found}"
-            raise MeasurementError("unsupported", f"{why}: find what calls torch.set_num_threads(), and remove it")
-
     def reset_peak_memory(self):
         if self.device != "cpu":
             torch.accelerator.reset_peak_memory_stats()

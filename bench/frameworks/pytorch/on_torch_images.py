@@ -14,15 +14,12 @@ from torchvision.transforms import v2
 from bench.workloads import data
 from bench.workloads.workload import find_model
 
-
-def list_models():
-    """Return the names of torchvision's classification models."""
-    return torchvision.models.list_models(module=torchvision.models)
+MODELS = torchvision.models.list_models(module=torchvision.models)  # those of classification
 
 
 def build_image(workload):
     """Build a torchvision classification model with random weights and without auxiliary heads."""
-    find_model(workload.model, list_models())  # raises SettingError for another one
+    find_model(workload.model, MODELS)  # raises SettingError for another one
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
     if "vit" in workload.model:  # the size of the images is part of these models
         side = workload.sizes.side

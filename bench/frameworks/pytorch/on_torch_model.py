@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,17 +27,6 @@ def mean_squared_error(outputs, target):
 
 
 LOSSES = {"cross_entropy": cross_entropy, "mean_squared_error": mean_squared_error}
-
-
-@contextmanager
-def in_evaluation_mode(module):
-    """Let a module compute as in inference inside, and as before afterwards."""
-    usual = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(usual)
 
 
 def replicate(module):
@@ -109,12 +97,12 @@ class Model(base.Model):
 
     @torch.inference_mode()
     def output(self, *inputs):
-        with in_evaluation_mode(self.uncompiled), self.context.autocast():
+        with base.in_evaluation_mode(self.uncompiled), self.context.autocast():
             return self.context.to_numpy(self.uncompiled(*inputs))
 
     def gradients(self, *batch):
         *inputs, target = batch
-        with in_evaluation_mode(self.uncompiled), self.context.autocast():
+        with base.in_evaluation_mode(self.uncompiled), self.context.autocast():
             outputs = self.uncompiled(*inputs)
             loss = base.LOSS_SCALE * self.loss_of(outputs, target)
             weights = list(self.trained_weights().values())
