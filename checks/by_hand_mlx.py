@@ -22,10 +22,6 @@ def checks():
     yield check_decode()
 
 
-def wait(_):
-    mx.synchronize()
-
-
 def loop(phase):
     """Return the block of steps as in MLX's documentation: value_and_grad, update, eval of both states."""
     batch_size = int(os.environ.get("BATCH_SIZE", 4))
@@ -44,7 +40,7 @@ def loop(phase):
         optimizer.update(model, gradients)
         mx.async_eval(loss, model.state, optimizer.state)
 
-    return block_of(train if phase == "training" else infer, wait, batch_size)
+    return block_of(train if phase == "training" else infer, lambda _: mx.synchronize(), batch_size)
 
 
 def check_decode(tokens=64):
@@ -63,5 +59,6 @@ def check_decode(tokens=64):
         logits = model(next(ids), cache=cache)[:, -1]
         mx.async_eval(logits)
 
+    block = block_of(decode, lambda _: mx.synchronize())
     environ = {"BATCH_SIZE": "1", "NEW_TOKENS": str(tokens), "PRECISION": "float32", "WEIGHT_BITS": "4"}
-    return check_loop("decode", "smollm2-135m", block_of(decode, wait), workload="llm", **environ)
+    return check_loop("decode", "smollm2-135m", block, workload="llm", **environ)

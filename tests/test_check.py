@@ -156,13 +156,6 @@ def test_the_last_item_is_the_last_one_with_other_inputs_and_of_one_that_of_anot
     assert np.array_equal(outputs, 2 * np.concatenate([OUTPUT[:1], OUTPUT[:1] + 1]))
 
 
-def test_another_number_of_parameters_is_refused():
-    check.check_parameters(8, None)
-    check.check_parameters(8, 8)
-    with refuses("8 trainable"):
-        check.check_parameters(8, 7)
-
-
 # The probe
 
 

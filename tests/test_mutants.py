@@ -33,6 +33,6 @@ def test_a_bug_is_caught(name, tmp_path):
             (tmp_path / each).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(each, tmp_path / each)
     (tmp_path / bug.file).write_text(Path(bug.file).read_text().replace(bug.before, bug.after))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *bug.tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", bug.test]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == FAILED, done.stdout[-2000:] + done.stderr[-2000:]

@@ -21,7 +21,7 @@ open_session = Opener("mlx")
 def count_pending(*trees):
     """How many operators of these arrays' graphs are not evaluated."""
     graph = io.StringIO()
-    mx.export_to_dot(graph, *on_mlx.leaves(trees))
+    mx.export_to_dot(graph, *(each for _, each in tree_flatten(trees) if isinstance(each, mx.array)))
     return graph.getvalue().count("[label")
 
 

@@ -1,35 +1,25 @@
-"""Bugs that a benchmark may have, each a few changed lines: {name: Bug}."""
+"""Bugs that a benchmark may have: a few lines of a file, which occur once, and what replaces them: {name: Bug}."""
 
-from dataclasses import dataclass
+from collections import namedtuple
 
 WINDOWS, INTERVALS = "bench/timing/windows.py", "bench/timing/intervals.py"
 CHECK, PRECISION = "bench/check.py", "bench/precision.py"
 SESSION, TORCH, CHILD = "bench/frameworks/session.py", "bench/frameworks/pytorch/on_torch.py", "bench/child.py"
 MODEL, BASE = "bench/frameworks/pytorch/on_torch_model.py", "bench/frameworks/base.py"
 TIMED = "bench/timing/__init__.py"
-TIMING = ("tests/timing/test_windows.py",)
-CHECKS = ("tests/test_check.py",)
-ACCIDENTS = ("tests/frameworks/test_accidents.py",)
-OPERATORS = ("tests/workloads/test_operators.py",)
-STEPS = ("tests/frameworks/test_torch.py::test_training_has_its_optimizer_and_training_mode",)
-LOSS = ("tests/frameworks/test_torch.py::test_the_loss_is_the_mean_squared_error_of_the_noise",)
-COMBINE, COMBINED = "bench/records/tables.py", ("tests/records/test_tables.py",)
-ROWS = ("tests/test_child.py",)
-RUN = ("tests/test_run.py",)
-TRAINS = ("tests/frameworks/test_llm.py",)
-WRONG = ("tests/frameworks/test_contract.py",)
-CARD = ("tests/frameworks/test_torch.py::test_what_a_process_can_show_on_a_card",)
-
-
-@dataclass(frozen=True)
-class Bug:
-    """One replacement in one file, and the tests that should fail because of it."""
-
-    file: str
-    before: str  # occurs exactly once
-    after: str
-    tests: tuple[str, ...]
-
+TIMING = "tests/timing/test_windows.py"
+CHECKS = "tests/test_check.py"
+ACCIDENTS = "tests/frameworks/test_accidents.py"
+OPERATORS = "tests/workloads/test_operators.py"
+STEPS = "tests/frameworks/test_torch.py::test_training_has_its_optimizer_and_training_mode"
+LOSS = "tests/frameworks/test_torch.py::test_the_loss_is_the_mean_squared_error_of_the_noise"
+COMBINE, COMBINED = "bench/records/tables.py", "tests/records/test_tables.py"
+ROWS = "tests/test_child.py"
+RUN = "tests/test_run.py"
+TRAINS = "tests/frameworks/test_llm.py"
+WRONG = "tests/frameworks/test_contract.py"
+CARD = "tests/frameworks/test_torch.py::test_what_a_process_can_show_on_a_card"
+Bug = namedtuple("Bug", "file before after test")  # the test that should fail because of it
 
 ITEMS = "        items_in_window, seconds = "
 RUN_STEP = "        self.last_result = self.run(*arguments)\n"
@@ -38,7 +28,7 @@ BUGS = {
     # Several processes
     "intervals_that_shrink": Bug(COMBINE, "low = min(", "low = max(", COMBINED),
     "disturbed_processes_count": Bug(COMBINE, "return 2 if is_disturbed(row) else", "return", COMBINED),
-    "accept_unequal_weights_of_ranks": Bug(CHILD, "require(not unlike", "require(True", ("tests/test_ranks.py",)),
+    "accept_unequal_weights_of_ranks": Bug(CHILD, "require(not unlike", "require(True", "tests/test_ranks.py"),
     "divide_by_the_wrong_batch_size": Bug(
         CHILD, "            workload.items_per_step * group", "            2 * workload.items_per_step * group", ROWS
     ),
@@ -67,10 +57,10 @@ BUGS = {
     "narrow_interval": Bug(INTERVALS, "NORMAL_QUANTILE = 1.959964", "NORMAL_QUANTILE = 1.0", TIMING),
     "forget_autocorrelation": Bug(INTERVALS, "rho = sign_autocorrelation(samples)", "rho = 0", TIMING),
     # The checks
-    "accept_another_number_of_parameters": Bug(CHECK, "expected in (None, counted)", "True", CHECKS),
+    "accept_another_number_of_parameters": Bug(CHECK, "expected in (None, counted)", "True", ACCIDENTS),
     "accept_any_gradient": Bug(CHECK, "low <= ratio <= high", "True", CHECKS),
     "accept_a_model_that_was_not_compiled": Bug(
-        CHECK, "not context.compile or context", "True or context", ("tests/frameworks/test_torch.py",)
+        CHECK, "not context.compile or context", "True or context", "tests/frameworks/test_torch.py"
     ),
     "tf32_as_float32": Bug(PRECISION, '(5e-5, "float32"), (1e-3, "tf32")', '(1e-3, "float32"), (1e-3, "tf32")', CHECKS),
     "accept_float16_as_float32": Bug(PRECISION, "PROBE_SCALE = 2.0**16", "PROBE_SCALE = 1.0", WRONG),

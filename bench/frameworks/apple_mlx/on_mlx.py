@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten, tree_map
 
 from bench.frameworks import Device, base, session
 from bench.frameworks.apple_mlx import on_mlx_llm, on_mlx_networks
-from bench.frameworks.apple_mlx.on_mlx_networks import calibrate, leaves
+from bench.frameworks.apple_mlx.on_mlx_networks import calibrate
 from bench.settings import TRAINING
 from bench.workloads.workload import LEARNING_RATES
 
@@ -152,7 +152,7 @@ class Model(base.Model):
         self.context = context
         self.workload = workload
         self.module = module.train(is_trained)
-        self.size = sum(each.size for each in leaves(module.parameters()))
+        self.size = sum(each.size for _, each in tree_flatten(module.parameters()))
         if context.weight_bits:
             on_mlx_llm.quantise(module, context.weight_bits)
         mx.eval(module.parameters())
@@ -201,7 +201,7 @@ class Model(base.Model):
 
         with base.in_evaluation_mode(self.module), mx.stream(self.context.stream):
             (_, output), gradients = nn.value_and_grad(self.module, loss_and_output)(*batch)
-            norms = [mx.linalg.norm(each.astype(mx.float32)).item() for each in leaves(gradients)]
+            norms = [mx.linalg.norm(each.astype(mx.float32)).item() for _, each in tree_flatten(gradients)]
             return to_numpy(output), norms
 
     def on_cpu(self):

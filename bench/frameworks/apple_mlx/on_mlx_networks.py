@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import mlx.core as mx
 from mlx import nn
-from mlx.utils import tree_flatten
 
 from bench.workloads.workload import RESNETS, find_model
 
@@ -151,11 +150,6 @@ class EncoderLayer(nn.Module):
         attended = self.output(attended.swapaxes(1, 2).reshape(x.shape))
         x = self.norm1(x + (self.dropout(attended) if self.is_bert else attended))
         return self.norm2(x + self.dropout(self.lin2(nn.gelu(self.lin1(x)))))
-
-
-def leaves(tree):
-    """Return the arrays of a tree, in order; those of the last layer are at the end."""
-    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
 
 
 def calibrate(module, inputs):
