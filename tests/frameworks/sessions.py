@@ -64,9 +64,6 @@ class Opener:
         environ = GIVEN | {"FRAMEWORK": self.name} | SMALL.get(script, {}) | environ
         return read_settings(script, environ, self.framework.find_device(read_settings(script, environ)).type)
 
-    def workload(self, script, phase, **environ):
-        return workload_of_command(script, self.settings(script, PHASE=phase, **environ))
-
     def __call__(self, script="mlp", phase="training", scope="device", **environ):
         settings = self.settings(script, PHASE=phase, **environ)
         return self.framework.open_session(workload_of_command(script, settings), settings, scope)
@@ -110,9 +107,7 @@ def assert_measured(session, items):
         assert session.trace_count() == 1
 
 
-# Of tiny language models: (phase, **environ) -> a session, or its Workload
-open_llm = functools.partial(Opener(TESTED), "llm")
-describe_llm = functools.partial(Opener(TESTED).workload, "llm")
+open_llm = functools.partial(Opener(TESTED), "llm")  # of tiny language models: (phase, **environ) -> a session
 
 
 def assert_same_work(name, session, torch, expected, stop_dropout):

@@ -51,7 +51,7 @@ def test_a_session_is_measured(script, phase):
     assert step(session) != first > 0
     assert_measured(session, 2)
     assert set(session.precisions.values()) == {"float32"}
-    assert session.parameters == open_session.workload(script, phase).parameters
+    assert session.parameters == session.workload.parameters
 
 
 def test_the_check_leaves_the_weights_as_they_are_and_a_step_moves_all():

@@ -6,7 +6,7 @@ import pytest
 from bench.precision import relative_error
 from bench.settings import LACKS
 from tests.conftest import TESTED
-from tests.frameworks.sessions import assert_measured, describe_llm, open_llm
+from tests.frameworks.sessions import assert_measured, open_llm
 from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 if "llm" in LACKS[TESTED].get("command", ()):
@@ -29,7 +29,7 @@ def copy_weights(session):
 def test_steps_of_decode_are_the_model_itself_and_start_again_after_depth(model, depth, tokens):
     environ = {"MODEL": model, "DEPTH": str(depth), "NEW_TOKENS": str(tokens)}
     session, other = open_llm("decode", **environ), open_llm("decode", **environ)
-    batches = [ids for (ids,) in describe_llm("decode", **environ).make_batches(2, 0)]
+    batches = [ids for (ids,) in session.workload.make_batches(2, 0)]
     for turn in range(5):  # a round over all batches, and one more
         # The prompt in the cache is the first batch's.
         read = np.concatenate([batches[0][:, :depth], batches[turn % 4][:, depth:]], 1)
@@ -51,7 +51,8 @@ def test_a_session_is_measured_in_16_bits(phase):
 
 @pytest.mark.parametrize("model", TINY_DECODERS)
 def test_a_step_of_decode_reads_all_weights_but_unused_experts_and_a_table_that_only_embeds(model):
-    session, workload = open_llm("decode", MODEL=model), describe_llm("decode", MODEL=model)
+    session = open_llm("decode", MODEL=model)
+    workload = session.workload
     table = 0 if workload.sizes.tie_word_embeddings else workload.sizes.vocab_size * workload.sizes.hidden_size
     unused = 2 * 8 * 3 * 64 * 64 * (3 / 4) ** 2 if model == "tiny-moe" else 0  # two tokens leave out 3/4 of 3/4
     assert session.weight_bytes == 4 * (workload.parameters - table - unused)
@@ -62,7 +63,7 @@ def test_a_step_of_decode_reads_all_weights_but_unused_experts_and_a_table_that_
 @pytest.mark.parametrize("bits", ["8", "6", "5", "4"])
 def test_quantised_weights_are_the_same_model(model, bits):
     session, full = (open_llm("decode", MODEL=model, PRECISION="bfloat16", WEIGHT_BITS=each) for each in (bits, "full"))
-    assert session.parameters == full.parameters == describe_llm("decode", MODEL=model).parameters
+    assert session.parameters == full.parameters == full.workload.parameters
     assert session.weight_bytes < full.weight_bytes * 0.75
     for each in (session, full):
         each.step()
@@ -86,18 +87,18 @@ def test_training_is_measured_and_its_loss_falls(environ):
 @pytest.mark.parametrize("model", TRAINED_DECODERS)
 @pytest.mark.parametrize("rank", [0, 4])
 def test_a_step_trains_all_weights_or_only_the_adapters_of_attention(model, rank):
-    session, workload = (f("training", MODEL=model, LORA_RANK=str(rank)) for f in (open_llm, describe_llm))
+    session = open_llm("training", MODEL=model, LORA_RANK=str(rank))
     before = copy_weights(session)
     session.step()
     changed = {name for name, weight in copy_weights(session).items() if not np.array_equal(weight, before[name])}
     assert changed == {name for name in before if not rank or name.rpartition(".")[2] in ("lora_a", "lora_b")}
-    assert session.parameters == workload.parameters == sum(before[name].size for name in changed)
+    assert session.parameters == session.workload.parameters == sum(before[name].size for name in changed)
     assert rank == 0 or len(list(session.matrices())) == len(changed)
 
 
 def test_a_token_sees_no_later_one_and_the_loss_is_that_of_the_next():
     session = open_llm("training", MODEL="tiny-qwen")
-    ((ids, target), *_) = describe_llm("training", MODEL="tiny-qwen").make_batches(2, 0)
+    ((ids, target), *_) = session.workload.make_batches(2, 0)
     changed = np.concatenate([ids[:, :3], ids[:, :2:-1]], 1)
     logits, others = (session.model.output(*session.context.put(each)) for each in (ids, changed))
     assert relative_error(others[:, :3], logits[:, :3]) < 1e-5

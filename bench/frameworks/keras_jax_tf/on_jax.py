@@ -70,11 +70,6 @@ OPERATORS = {
 }
 
 
-def values_of(model):
-    """Return a model's values: (trainable, all others), as stateless_call() takes them."""
-    return tuple([each.value for each in some] for some in (model.trainable_variables, model.non_trainable_variables))
-
-
 class Model(KerasModel):
     """A Keras model with its optimizer, if it is trained. The contract is in base.py.
 
@@ -87,7 +82,8 @@ class Model(KerasModel):
         self._infer = self._jit(lambda *state: keras_model.stateless_call(*state, training=False)[0])
         weights = keras_model.trainable_variables
         self.optimizer = optimizer = keras_networks.build_optimizer(context, weights) if is_trained else None
-        self.trained, self.others = values_of(keras_model)
+        self.trained = [each.value for each in weights]
+        self.others = [each.value for each in keras_model.non_trainable_variables]
         self.slots = [variable.value for variable in optimizer.variables] if optimizer else []
         if not is_trained:
             return
