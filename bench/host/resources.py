@@ -16,7 +16,6 @@ from bench.host.environment import find_card, output_of, read_text
 from bench.host.ranks import read_ranks
 from bench.settings import SettingError
 
-SHARED_GB = 32  # memory that the system and its GPU share: with less, training with large batches swaps
 CGROUP = Path("/sys/fs/cgroup")  # version 2, or version 1 in a folder for each controller, as in RHEL 8
 # The numbers of the CPUs that this process may run on; a cluster may bind it to some.
 USABLE_CPUS = set(getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0))  # macOS does not have it

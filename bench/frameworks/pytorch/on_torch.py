@@ -22,11 +22,12 @@ from bench.frameworks import Device, base, session
 from bench.frameworks.pytorch.on_torch_model import Model
 from bench.host import environment
 from bench.host.ranks import read_ranks
-from bench.host.resources import SHARED_GB, usable_cores
+from bench.host.resources import usable_cores
 from bench.settings import TRAINING, SettingError
 from bench.timing import MeasurementError
 from bench.workloads import data
 
+SMALL_MAC_GIB = 32  # memory that it shares with its GPU: with less, training with large batches swaps
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
 WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
@@ -55,7 +56,7 @@ def find_device(settings):
     if settings.num_threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(settings.num_threads or ranks.share(min(torch.get_num_threads(), usable_cores())))
     # By default a small Mac swaps until its time limit instead of running out of memory.
-    is_small = kind == "mps" and environment.INSTALLED_BYTES < SHARED_GB * environment.GIB
+    is_small = kind == "mps" and environment.INSTALLED_BYTES < SMALL_MAC_GIB * environment.GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
         torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
     properties = torch.cuda.get_device_properties() if kind == "cuda" else None
