@@ -111,12 +111,12 @@ def set_float32(precision):
 
 
 def part(name):
-    """Return another file of this folder, imported only if it is needed: torchvision takes as long as torch."""
+    """Import another file of this folder, only if it is needed: torchvision takes as long as torch."""
     return importlib.import_module(f"bench.frameworks.pytorch.on_torch_{name}")
 
 
 def join_ranks(ranks, device):
-    """Join the Group of all ranks, in a context. device: "cpu", "cuda" ..."""
+    """Return the Group of all ranks as a context, which begins and ends together. device: "cpu", "cuda" ..."""
     return part("ranks").join_ranks(ranks, device)
 
 

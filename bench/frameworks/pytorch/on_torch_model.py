@@ -110,7 +110,7 @@ class Model(base.Model):
         return self.context.to_numpy(outputs), [each.float().norm().item() for each in gradients]
 
     def on_cpu(self):
-        copied = {}  # by the number of what is copied; weights that are there already are shared
+        copied = {}  # {id of a tensor: its copy}; weights that are on the CPU in float32 already are shared
         for each in itertools.chain(self.uncompiled.parameters(), self.uncompiled.buffers()):
             values = each.detach().cpu()  # in its own precision, which is faster
             values = values.float().contiguous() if values.is_floating_point() else values
