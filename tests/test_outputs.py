@@ -96,7 +96,7 @@ def print_doctor(folder, monkeypatch):
         (environment, "find_commit", lambda: "0123456789ab-dirty"),
         (doctor.platform, "python_version", lambda: "3.11.7"),
         (doctor.os, "cpu_count", lambda: 2),
-        (doctor.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 2**21, "SC_PAGE_SIZE": 2**12}[name]),
+        (environment, "INSTALLED_BYTES", 2**33),
         (doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34)),
         (doctor.shutil, "which", lambda name: None),
         (doctor, "ROOT", folder),
