@@ -27,8 +27,10 @@ class Benchmark:
     model: str
     phase: str
     batch_size: int
-    # GiB of an NVIDIA card's memory; of a system that shares its memory with the GPU; the same in float32.
-    needs: tuple[int, int, int] = (0, 0, 0)
+    # What it needs, in GiB: of an NVIDIA card, of a system that shares its memory with the GPU, and there in float32.
+    card_gb: int = 0
+    shared_gb: int = 0
+    shared_float32_gb: int = 0
     devices: tuple[str, ...] = ("gpu",)  # "gpu" is any device except a CPU
     frameworks: tuple[str, ...] = ()  # those that measure it; (): all
     # On a CPU all of them. A GPU has 16 bits, and float32 if that is the only one, on a Mac, or if 16 bits are slow.
@@ -58,10 +60,9 @@ class Benchmark:
 
     def needed_gb(self, precision, is_shared):
         """Return the GiB that it needs: of the system if it shares them with the GPU, else of the card."""
-        card, shared, shared_float32 = self.needs
         if not is_shared:
-            return card
-        return shared_float32 if precision == "float32" else shared
+            return self.card_gb
+        return self.shared_float32_gb if precision == "float32" else self.shared_gb
 
     def environ(self, device, framework, precision, compiles):
         """Return the environment of a run of it; `compiles`: on a device on which the set compiles."""
@@ -98,24 +99,24 @@ STANDARD_SET = (
     Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "prefill", 1, is_quick=True, **ON_CPU),
     Benchmark("SmolLM2 135M", "llm", "smollm2-135m", "decode", 1, is_quick=True, **ON_CPU),
     # timm's published rates have 1,024 images, which smaller cards cannot hold.
-    Benchmark("ResNet-50", "image", "resnet50", "inference", 1024, (11, 24, 24), **CARDS, **IMAGES),
-    Benchmark("ResNet-50", "image", "resnet50", "inference", 256, (4, 8, 8), below_gb=11, **NOT_KERAS, **IMAGES),
+    Benchmark("ResNet-50", "image", "resnet50", "inference", 1024, 11, 24, 24, **CARDS, **IMAGES),
+    Benchmark("ResNet-50", "image", "resnet50", "inference", 256, 4, 8, 8, below_gb=11, **NOT_KERAS, **IMAGES),
     # As on the ancestor's RTX 3090 and M1 Max; 256 images fill the largest cards, and milabench has them. Each of a
     # pipeline's workers holds three batches: of 1,024 images 16 workers need a minute until the queue has passed.
-    Benchmark("ResNet-50", "image", "resnet50", "training", 64, (4, 8, 16), **PIPELINE, **IMAGES, **BOTH),
-    Benchmark("ResNet-50", "image", "resnet50", "training", 256, (14, 32, 32), frameworks=("torch",), **IMAGES),
-    Benchmark("DistilBERT", "transformer", "distilbert", "training", 64, (4, 8, 8), **BOTH),
-    Benchmark("BERT-large", "transformer", "bert-large", "training", 32, (11, 16, 24), is_quick=True, **BOTH),
-    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, (4, 12, 12), **LONG),
-    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, (4, 12, 12), is_quick=True, **GRAPHS),
-    Benchmark("SDXL", "diffusion", "sdxl", "inference", 2, (11, 24, 24), **LARGE),  # one step with guidance
-    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 128, (7, 16, 24), **IMAGES, **BOTH | GRAPHS),
-    Benchmark("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, (3, 8, 8), **MACS, **BITS),
-    Benchmark("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, (14, 24, 24), **LORA),
-    Benchmark("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, (11, 32, 32), **LARGE),
-    Benchmark("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, (64, 80, 80), **CARDS),
-    Benchmark("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, (32, 32, 32), **MACS, **BITS),
-    Benchmark("ResNet-50, latency", "image", "resnet50", "inference", 1, (4, 8, 8), **IMAGES, **LATENCY),
-    Benchmark("Llama 3.2 1B, latency", "llm", "llama-3.2-1b", "decode", 1, (4, 12, 12), **LATENCY),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 64, 4, 8, 16, **PIPELINE, **IMAGES, **BOTH),
+    Benchmark("ResNet-50", "image", "resnet50", "training", 256, 14, 32, 32, frameworks=("torch",), **IMAGES),
+    Benchmark("DistilBERT", "transformer", "distilbert", "training", 64, 4, 8, 8, **BOTH),
+    Benchmark("BERT-large", "transformer", "bert-large", "training", 32, 11, 16, 24, is_quick=True, **BOTH),
+    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "prefill", 1, 4, 12, 12, **LONG),
+    Benchmark("Llama 3.2 1B", "llm", "llama-3.2-1b", "decode", 1, 4, 12, 12, is_quick=True, **GRAPHS),
+    Benchmark("SDXL", "diffusion", "sdxl", "inference", 2, 11, 24, 24, **LARGE),  # one step with guidance
+    Benchmark("MobileNetV2", "image", "mobilenet_v2", "training", 128, 7, 16, 24, **IMAGES, **BOTH | GRAPHS),
+    Benchmark("Llama 3.2 1B, 4 bits", "llm", "llama-3.2-1b", "decode", 1, 3, 8, 8, **MACS, **BITS),
+    Benchmark("Llama 3.2 1B, LoRA", "llm", "llama-3.2-1b", "training", 8, 14, 24, 24, **LORA),
+    Benchmark("FLUX.2 klein 4B", "diffusion", "flux.2-klein-4b", "inference", 1, 11, 32, 32, **LARGE),
+    Benchmark("Qwen3-30B-A3B", "llm", "qwen3-30b-a3b", "decode", 1, 64, 80, 80, **CARDS),
+    Benchmark("Qwen3-30B-A3B, 4 bits", "llm", "qwen3-30b-a3b", "decode", 1, 32, 32, 32, **MACS, **BITS),
+    Benchmark("ResNet-50, latency", "image", "resnet50", "inference", 1, 4, 8, 8, **IMAGES, **LATENCY),
+    Benchmark("Llama 3.2 1B, latency", "llm", "llama-3.2-1b", "decode", 1, 4, 12, 12, **LATENCY),
     Benchmark("MLP 5x1024, latency", "mlp", "mlp-5x1024", "training", 32, precisions=("float32",), **LATENCY),
 )
