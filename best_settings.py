@@ -173,7 +173,7 @@ class Search:
         """Return the lines of the answer: all that was tried, the fastest, what time was short for, the command.
 
         Args:
-            of_runs: {run_id: its results}, as tables.of_runs() returns them.
+            of_runs: {run_id: its results, dicts}.
         """
         tried = [(describe(each), of_runs.get(self.find_run(each).run_id), self.gains.get(each)) for each in self.rows]
         tried = [each for each in tried if each[1]]
@@ -219,8 +219,9 @@ def main():
     search.run_steps()
     default_rows = search.rows.get(search.default, [])
     found = tables.read(settings.results_dir)
-    of_runs = tables.of_runs(found, [search.find_run(each).run_id for each in search.rows])
-    answer = of_runs.get(search.find_run(search.answer).run_id)  # None: it could not be stored
+    run_ids = [search.find_run(each).run_id for each in search.rows]
+    of_runs = {run_id: tables.to_dicts(found[found["run_id"] == run_id]) for run_id in run_ids}
+    answer = of_runs.get(search.find_run(search.answer).run_id)  # None or []: it could not be stored
     if has_result(default_rows) and answer:
         print(report.describe_run(answer, tables.latest(found)))
         print("\n".join(search.describe_answer(of_runs)), end="\n\n")

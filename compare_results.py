@@ -17,7 +17,6 @@ import os
 import statistics
 import sys
 from collections import Counter, defaultdict
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,7 @@ from bench.plots import table
 from bench.records import likeness, report, results, tables
 from bench.records.columns import SETUP, VERSIONS, WORK, WORKLOADS, describe_work, format_number, format_ratio
 from bench.records.verdict import ENOUGH_PAIRS, Rate, ratio_of, verdict_of
-from bench.settings import SettingError, read_runs, slug
+from bench.settings import SettingError, read_runs
 
 SLOWER, NOT_JUDGED = 4, 1  # exit statuses
 ACCEPTED = 0.95  # the least ratio with the exit status 0
@@ -47,12 +46,11 @@ def read_side(side, environ, folder):
     and kind of device, and the `title`, work and where.
     """
     typed = environ.get(side, "").strip()
-    paths = [Path(os.path.expanduser(typed)), folder / f"{typed}.csv"]
-    with suppress(ValueError):
-        paths.append(folder / f"{slug(typed)}.csv")  # as pages write it
-    inside = [path for path in results.list_files(paths[0]) if typed and path.stem != "published"]
-    if path := next(filter(Path.is_file, paths + inside * (len(inside) == 1)), None):
-        found = tables.combine(tables.load([path], warn))
+    named = Path(os.path.expanduser(typed))
+    files = [named, folder / f"{typed.lower().replace(' ', '-')}.csv", *named.glob("*.csv")]
+    files = [path for path in files if typed and path.is_file()]
+    if len(files) == 1:
+        found = tables.combine(tables.load(files, warn))
         chips = found["cpu_id"].where(found["kind"] == "cpu", found["device_name"]).groupby(found["kind"]).unique()
         for names in chips[chips.map(len) > 1]:
             warn(f"{side}={typed!r} mixes several chips, {'; '.join(names)}: give each a MACHINE of its own")
@@ -60,11 +58,11 @@ def read_side(side, environ, folder):
     else:
         found = tables.latest(tables.read(folder))
         found = found[found["published"] & (found["status"] == "ok")].sort_values("value", kind="stable")
-        names, words = sorted(set(found["device_name"])), likeness.words_in(typed)
-        fits = [name for name in names if name.lower() == typed.lower()]
-        fits = fits or [name for name in names if words and words <= likeness.words_in(name)]
+        words = typed.lower().replace("geforce ", "")  # drivers print it, sources do not
+        names = [name for name in sorted(set(found["device_name"])) if words and words in name.lower()]
+        fits = [name for name in names if name.lower() == words] or names
         if len(fits) != 1:
-            known = fits or sorted({path.stem for path in results.list_files(folder)} - {"published"}) or ["none"]
+            known = fits or sorted(path.stem for path in folder.glob("[!.]*.csv")) or ["none"]
             fix = f"set {side} to a CSV file, or to one of {'; '.join(known)}"
             raise SettingError(f"{side}={typed!r} is not one machine in {folder.name}/ or one published device: {fix}")
         found = found[found["device_name"] == fits[0]]

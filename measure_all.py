@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 
 from bench import process
 from bench.host import environment, resources
@@ -23,7 +24,6 @@ from bench.plots import card, table
 from bench.records import results, tables
 from bench.records.likeness import choose_peaks
 from bench.records.rows import complete_row
-from bench.records.verdict import is_disturbed
 from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
 from bench.settings import ROOT, Run, SettingError, read_runs
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET, SWEEP
@@ -108,7 +108,7 @@ def is_missing(run: Run, rows, begun):
     """
     measured = list_processes(rows, "ok") - list_processes(filter(has_died, rows))
     failed = list_processes(rows) - measured - list_processes(rows, "interrupted")
-    undisturbed = measured - list_processes(filter(is_disturbed, rows))
+    undisturbed = measured - list_processes(filter(itemgetter("is_disturbed"), rows))
     return len(undisturbed) < run.settings.runs and len(failed) < 2 and begun < 2 * run.settings.runs
 
 
@@ -141,7 +141,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
             run_id = min(missing, key=lambda each: len(list_processes(rows_by_run[each])))
             run, rows = runs[run_id], rows_by_run[run_id]
             number = max(list_processes(rows), default=0) + 1
-            if disturbed := sorted(list_processes(filter(is_disturbed, rows))):
+            if disturbed := sorted(list_processes(filter(itemgetter("is_disturbed"), rows))):
                 names = " and ".join(f"process {each}" for each in disturbed)
                 log.info("process %d, because %s %s disturbed", number, names, "were" if disturbed[1:] else "was")
             begun[run_id] += 1
@@ -166,7 +166,7 @@ def measure_benchmarks(benchmarks, blank, host, folder):
 
 def read_rows(path, runs, warn=lambda line: None):
     """Return {run_id: the rows of a file, dicts} of these runs: see tables.load()."""
-    rows = tables.to_dicts(tables.load([path], warn)[["run_id", "process", "status", "flags", "note"]])
+    rows = tables.to_dicts(tables.load([path], warn)[["run_id", "process", "status", "note", "is_disturbed"]])
     return {run_id: [row for row in rows if row["run_id"] == run_id] for run_id in runs}
 
 

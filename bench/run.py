@@ -101,15 +101,16 @@ def measure_command(command, describe_results, check=None, share=lambda settings
             status = process.INTERRUPTED
         warnings = []
         found = tables.read(folder, warnings.append)
-        latest, of_runs = tables.latest(found), tables.of_runs(found, [run.run_id for run in group])
+        latest = tables.latest(found)
         for run in filter(rows_by_run.get, group):  # not those before which Ctrl-C came
-            if run.run_id not in of_runs:
+            found_of_run = tables.to_dicts(found[found["run_id"] == run.run_id])
+            if not found_of_run:
                 raise SettingError(f"what was measured cannot be read: {'; '.join(warnings)}")
-            print(describe_results(of_runs[run.run_id], latest))
-            measured += of_runs[run.run_id]
+            print(describe_results(found_of_run, latest))
+            measured += found_of_run
             pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
             ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
-            entries.append((" ".join(map("=".join, run.choices.items())), of_runs[run.run_id], ratio))
+            entries.append((" ".join(map("=".join, run.choices.items())), found_of_run, ratio))
         sys.stdout.flush()
         if status:
             break

@@ -30,12 +30,12 @@ FOLDER = Path(__file__).with_name("outputs")
 
 def print_runs(found):
     for row in found:
-        print(report.describe_run([row], rows.GPU_PEAKS))
+        print(report.describe_run([row], rows.NOWHERE))
 
 
 def print_failures(*_):
     for name, found in rows.FAILURES.items():
-        print(f"# {name}\n{report.describe_run(found, rows.GPU_PEAKS)}\n")
+        print(f"# {name}\n{report.describe_run(found, rows.NOWHERE)}\n")
 
 
 def print_best(_, monkeypatch):
@@ -131,8 +131,8 @@ COMMANDS = {
     "training": lambda *_: print_runs(rows.TRAINING),
     "epochs": lambda *_: print(report.describe_run(rows.EPOCHS, rows.NOWHERE)),
     "sustained": lambda *_: print(report.describe_run(rows.SUSTAINED, rows.NOWHERE)),
-    "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.GPU_PEAKS)),
-    "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.GPU_PEAKS)),
+    "prefill": lambda *_: print(report.describe_run(rows.PREFILL, rows.NOWHERE)),
+    "decode": lambda *_: print(report.describe_run(rows.DECODE, rows.NOWHERE)),
     "failures": print_failures,
     "tflops": lambda *_: print(tflops_sweep.describe_sweep(rows.SWEEP, [])),
     "best": print_best,

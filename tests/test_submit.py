@@ -7,17 +7,11 @@ import pytest
 import submit_results
 from bench.records import results
 from bench.settings import SettingError
-from tests.rows import COPY, FAILED, LLM, MATMUL, ROW, load
+from tests.rows import COPY, FAILED, MATMUL, ROW, load
 
 CHIP = ROW["machine"]
-ENDS = {"throughput_low": None, "throughput_high": None}
-OF_ONE = ENDS | {"batch_size": 1, "items": 40, "throughput": 6.25, "flops_per_item": None, "tflops": None}
-MULTIPLY = MATMUL | OF_ONE | {"batch_size": None, "flops_per_item": 2e11, "tflops": 1.25}
-RTX_4090, RTX_9090 = (MULTIPLY | {"device": "cuda", "device_name": f"NVIDIA GeForce RTX {n}"} for n in (4090, 9090))
-BOOSTED, FAST = ({"tflops": rate, "flops_per_item": rate * 1.6e11} for rate in (120, 11_920))  # 82.6 are rated
-DECODE = LLM | OF_ONE | {"phase": "decode", "bytes_per_step": 1.6e9, "bandwidth": 10}
-PIPELINE = {"scope": "end_to_end", "throughput": 640 / 6.5, "tflops": 2.363077} | ENDS
-EPOCH = PIPELINE | {"scope": "epoch", "windows": None, "steps_per_window": None, "step_seconds_median": None}
+RTX_4090, RTX_9090 = (MATMUL | {"device": "cuda", "device_name": f"NVIDIA GeForce RTX {n}"} for n in (4090, 9090))
+BOOSTED, FAST = ({"tflops": rate} for rate in (120, 11_920))  # 82.6 are rated
 
 
 def faults_of(cells):
@@ -25,29 +19,22 @@ def faults_of(cells):
     return [fault for fault, wrong in submit_results.find_faults(load([row]), CHIP).items() if wrong.any()]
 
 
-@pytest.mark.parametrize("cells", [{}, MULTIPLY, DECODE, PIPELINE, EPOCH, FAILED, RTX_4090 | BOOSTED, RTX_9090 | FAST])
+@pytest.mark.parametrize("cells", [{}, FAILED, RTX_4090 | BOOSTED, RTX_9090 | FAST])
 def test_results_and_failures_of_this_program_pass(cells):
     assert faults_of(cells) == []
 
 
-# (cells, those that make them wrong): the first of the latter is named.
-BAD = [
-    ({}, {"source": "https://example.org"}),
-    ({}, {"throughput": 320, "throughput_high": 340, "tflops": 7.68}),
-    ({}, {"throughput": 100, "throughput_low": 100.1}),
-    ({}, {"throughput": 100, "items": None}),
-    (PIPELINE, {"throughput": 99, "tflops": 2.376}),
-    (DECODE, {"bandwidth": 20}),
-    ({}, {"tflops": 3}),
-    (RTX_4090, FAST),
-    (RTX_4090 | COPY, {"tflops": None, "throughput": 6250, "items": 40_000}),
-]
-
-
-@pytest.mark.parametrize(("cells", "change"), BAD)
-def test_a_wrong_cell_is_refused(cells, change):
-    (fault,) = faults_of(cells | change)
-    assert fault.split()[0] == next(iter(change))
+@pytest.mark.parametrize(
+    ("cells", "named"),
+    [
+        ({"source": "https://example.org"}, "source"),
+        (RTX_4090 | FAST, "tflops"),
+        (RTX_4090 | COPY | {"throughput": 6250}, "tflops"),
+    ],
+)
+def test_a_wrong_cell_is_refused(cells, named):
+    (fault,) = faults_of(cells)
+    assert fault.split()[0] == named
 
 
 @pytest.fixture
@@ -107,7 +94,7 @@ def change_program(repository):
 CHANGES = {
     "an edited row": (lambda r: write(r, {"seed": 3}), f"{CHIP}.csv: "),
     "a removed file": (lambda r: (r.folder / f"{CHIP}.csv").unlink(), f"{CHIP}.csv: "),
-    "a wrong cell": (lambda r: write(r, {}, {"tflops": 9}), "row 2: tflops "),
+    "a wrong cell": (lambda r: write(r, {}, {"source": "x"}), "row 2: source "),
     "another machine": (lambda r: write(r, {}, {"machine": "another"}), "row 2: machine "),
     "another chip": (lambda r: write(r, {}, {"seed": 1}, {"cpu_name": "Example B"}), "row 3: device_name "),
     "a cell that no row can have": (lambda r: write(r, {}, {"tflops": "x"}), "line 3 has tflops"),
@@ -126,7 +113,7 @@ def test_submit_prints_how_to_send_new_rows(repository, check):
     _, _, (line,) = check("submit")
     assert "no new rows" in line
     write(repository, {}, {"seed": 1})
-    write(repository, {"tflops": 9}, machine="another")
+    write(repository, {"source": "x"}, machine="another")
     status, out, _ = check("submit", MACHINE=CHIP)
     assert (status, f"git add results/{CHIP}.csv" in out, "disturbed" in out) == (0, True, False)
     write(repository, {}, {"seed": 1, "run_id": "x", "model": "vgg16", "flags": "contended"})

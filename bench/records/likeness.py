@@ -17,7 +17,9 @@ USUAL: dict[str, dict[str, str]] = {
     "mlp": {"image_size": "32"},
     "transformer": {"sequence_length": "128"},
 }
-PEAKS = ("matmul-peak", "matmul-best")  # of one shape or the best of several; a source's own search is matmul-mamf-...
+# Models that are the best matmul of their machine, at whatever size: of one shape, of several, or of a source's search.
+PEAK = r"matmul-(peak|best|mamf-.*)"
+NOT_OF_CHIP = r" GeForce| \(.*"  # drivers print the first; "Apple M1 (GPU)" is an Apple M1
 MOST_SHOWN = 3  # results of other machines, below one of this machine
 
 
@@ -32,17 +34,12 @@ def precision_class(row):
     return SIXTEEN_BITS if row["phase"] and precision.removeprefix("mixed_") in SIXTEEN else precision
 
 
-def is_peak(model):
-    """Return whether rows of a model are the best matmul of their machine, at whatever size."""
-    return model in PEAKS or model.startswith("matmul-mamf-")
-
-
 def choose_peaks(found, sides):
     """Choose the best matmul in each precision from a frame of results, of each side, rows that agree in `sides`.
 
     An undisturbed one comes before a disturbed one, then the fastest one.
     """
-    peaks = found[found["model"].map(is_peak).astype(bool)]
+    peaks = found[found["model"].str.fullmatch(PEAK)]
     peaks = peaks.sort_values(["undisturbed", "value"], kind="stable")
     return peaks.drop_duplicates([*sides, "precision"], keep="last")
 
@@ -51,7 +48,7 @@ def cells_of_work(row):
     """Return the cells of a row's work, {column: text}, as they are for all rows of the same work."""
     usual = USUAL.get(row["workload"]) or {}
     cells = {name: str(row.get(name) or COLUMNS[name].blank or usual.get(name, "")) for name in AGREE}
-    if is_peak(row["model"]):
+    if re.fullmatch(PEAK, row["model"]):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":
         cells |= {"model": "matmul", "batch_size": ""}
@@ -88,7 +85,7 @@ def describe_how(row):
     """Describe what may differ between rows of the same work: "torch, mixed_float16, channels_last, 1 thread"."""
     precision = row["precision"] if precision_class(row) != row["precision"] else ""
     mode = row["compile"] if row["compile"] not in ("", "0", "1") else ""
-    size = row["matrix_size"] if is_peak(row["model"]) else ""
+    size = row["matrix_size"] if re.fullmatch(PEAK, row["model"]) else ""
     return ", ".join(filter(None, [row["framework"], precision, mode, size, describe_work(row, HOW), few_threads(row)]))
 
 
@@ -97,11 +94,6 @@ def few_threads(row):
     threads = float(row["num_threads"] or "inf") * int(row["world_size"] or 1)
     is_few = row["device"] == "cpu" and threads < float(row["cpu_count"] or 0)
     return describe_work(row, ["num_threads"]) if is_few else ""
-
-
-def words_in(name):
-    """Return the words and numbers of a name in lower case: "GeForce RTX 3090" is that of "NVIDIA RTX 3090"."""
-    return set(re.findall("[a-z]+|[0-9]+", name.lower())) - {"geforce"}
 
 
 def describe_elsewhere(result, latest):
@@ -116,11 +108,11 @@ def describe_elsewhere(result, latest):
     is_like = (latest["work"] == result["work"]) & (latest["kind"] == result["kind"])
     others = latest[is_like & latest["undisturbed"] & (latest["value"] > 0) & ~is_here]
     by = "cpu_id" if result["device"] == "cpu" and result["cpu_id"] else "device_name"
-    chip = words_in(result[by].partition(" (")[0])  # not "(CPU)"
+    chips = others[by].str.replace(NOT_OF_CHIP, "", regex=True)
     others = others.assign(
         who=[*map(describe_who, others.to_dict("records"))],
         same_framework=others["framework"] == result["framework"],
-        same_chip=[words_in(name.partition(" (")[0]) == chip for name in others[by]],
+        same_chip=chips == re.sub(NOT_OF_CHIP, "", result[by]),
     )
     others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("who")
     others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]

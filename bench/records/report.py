@@ -34,9 +34,8 @@ def describe_run(results, latest):
     family = " ".join(re.findall(r"(?:family|model) \d+", first["cpu_id"] or "")) if first["device"] == "cpu" else ""
     where = ", ".join(filter(None, [first["device"], family, describe_work(first, SETUP)]))
     texts = [wrap(f"{describe_work(first)}, {who} ({where})", "  ")]
-    reached = peaks.measured_peaks(latest)
-    texts += [describe_result(row, reached, latest) for row in results]
-    if any(row["tflops"] for row in results) and not any(first["machine"] in key for key in reached):
+    texts += [describe_result(row, latest) for row in results]
+    if any(row["tflops"] for row in results) and not any(row["of_peak"] for row in results):
         texts.append("  run `make tflops` to compare this with the machine's peak")
     return "\n".join(filter(None, [*texts, explain_flags(results)]))
 
@@ -49,7 +48,7 @@ def describe_rate(row):
     return rate if row["status"] == "ok" else f"{rate} ({row['status']})"
 
 
-def describe_result(row, reached, latest):
+def describe_result(row, latest):
     """Describe one result in lines: its rate, its interval, its details, the same work elsewhere, and its warnings."""
     lines = []
     rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
@@ -67,7 +66,8 @@ def describe_result(row, reached, latest):
         else:
             lines.append(f"{rate} (one process; {'its ' if low else ''}{windows})")
         elsewhere = likeness.describe_elsewhere(row, latest)
-        lines += filter(None, [describe_details(row, reached), describe_sustained(row), elsewhere])
+        sustained = describe_sustained(row) if row["scope"] == "sustained" else ""
+        lines += filter(None, [describe_details(row), sustained, elsewhere])
     if row["status"] != "ok":
         reason = row["note"] or ("the rate is that of the complete windows" if row["throughput"] else "")
         lines.append(f"{row['status']}: {reason}")
@@ -87,7 +87,7 @@ def join_some(texts, most):
     return "; ".join(texts[:most]) + more
 
 
-def describe_details(row, reached):
+def describe_details(row):
     """Describe in one line what a row has besides its rate: seconds, memory, TFLOP/s, GB/s, sensors."""
     what = {"prefill": "time to first token"}.get(row["phase"], "batch" if row["scope"] == "input" else "step")
     step = [f"{what} {1e3 * row['step_seconds_median']:.4g} ms"] if row["step_seconds_median"] else []
@@ -103,11 +103,11 @@ def describe_details(row, reached):
         scope = "of the process" if row["device"] == "cpu" else "on the device"
         details.append(f"peak memory {row['peak_memory_bytes'] / 1e9:.2f} GB {scope}")
     if row["tflops"]:
-        rate = f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{describe_share(row, 'tflops', 'peak', reached)}"
+        rate = f"{format_number(row['tflops'], '{:.3g}')} TFLOP/s{describe_shares(row, 'tflops', 'of_peak')}"
         details.append(f"{rate}, measured precision {row['measured_precision']}")
     if row["bandwidth"]:
-        share = describe_share(row, "bandwidth", "bandwidth", reached)
-        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{share}")
+        shares = describe_shares(row, "bandwidth", "of_bandwidth")
+        details.append(f"reads {format_number(row['bandwidth'], '{:.3g}')} GB/s{shares}")
     if row["power_watts"]:
         joules = f"{row['joules_per_item']:.3g} J per {row['unit'].removesuffix('s/s')}"
         details.append(f"{row['power_watts']:.4g} W ({row['power_scope']}), {joules}")
@@ -116,20 +116,22 @@ def describe_details(row, reached):
     return ", ".join(details)
 
 
-def describe_share(row, quantity, name, reached):
-    """Describe which shares a rate is of what its chip reached, and of what it is rated at; "" if neither is known."""
-    shares = []
-    for known, whose in ((reached, "this machine's measured"), (peaks.rated_peaks(row), "the rated")):
-        if fraction := peaks.fraction_of(known, row, quantity):
-            shares.append(f"{100 * fraction:.3g} % of {whose} {name}")
-    return f" ({', '.join(shares)})" if shares else ""
+def describe_shares(row, quantity, measured):
+    """Describe a rate's shares of what its machine reached, in the column `measured`, and of what its chip is rated at.
+
+    "" if neither is known.
+    """
+    name = measured.removeprefix("of_")
+    shares = {"this machine's measured": row[measured], "the rated": peaks.rated_share(row, quantity)}
+    words = ", ".join(f"{100 * share:.3g} % of {whose} {name}" for whose, share in shares.items() if share)
+    return f" ({words})" if words else ""
 
 
 def describe_sustained(row):
-    """Describe what heat did to the speed in a sustained run; "" if it is none, or was too short to tell."""
+    """Describe what heat did to the speed in a sustained run; "" if it was too short to tell."""
     rates = read_rates(row)
     third = len(rates) // 3
-    if row["scope"] != "sustained" or len(rates) - third < BURST_RATES:
+    if len(rates) - third < BURST_RATES:
         return ""
     burst, kept = statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])
     first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))

@@ -29,12 +29,6 @@ def path_of(folder, row):
     return Path(folder, f"{row['machine']}.csv")
 
 
-def list_files(folder):
-    """List the CSV files of a folder, and the published results if it has none, without hidden ones (._a.csv)."""
-    files = {path.name: path for path in (*PUBLISHED.glob("published.csv"), *sorted(Path(folder).glob("*.csv")))}
-    return [path for name, path in files.items() if not name.startswith(".")]
-
-
 def display_path(path):
     """Return a path as a user can type it: relative if it is below the working directory, else absolute."""
     relative = os.path.relpath(path)
@@ -47,7 +41,7 @@ def append(path, *rows):
     A file with another header (other columns, or saved by a spreadsheet) gets today's.
 
     Raises:
-        ResultsError: a file that cannot be read in full, or is not a regular one, a stuck lock, a full disk.
+        ResultsError: a file that cannot be read in full, or is a folder, a stuck lock, a full disk.
     """
     from filelock import FileLock  # only here: a child never writes a file
 
@@ -60,7 +54,7 @@ def append(path, *rows):
                 found, unfit = parse(text, path)
                 if unfit:  # they would be lost
                     fix = "fix or delete it, or move the file away"
-                    raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)][1]}: {fix}")
+                    raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)]}: {fix}")
                 text = HEADER + to_text(dict(zip(COLUMNS, cells, strict=True)) for cells in found.values())
             if text or rows:
                 line_end = "" if text.endswith("\n") or not text else "\n"
@@ -103,12 +97,7 @@ def replace_file(path, content):
 
 def read_text(path):
     """Return the text of a file, "" if it is missing; bytes that are not UTF-8 are kept as surrogates."""
-    path = Path(path)
-    if not path.exists():
-        return ""
-    if not path.is_file():
-        raise ResultsError(f"{path} is not a regular file: move it away, or set RESULTS_DIR")
-    return path.read_bytes().decode(errors="surrogateescape")
+    return path.read_bytes().decode(errors="surrogateescape") if path.exists() else ""
 
 
 def parse(text, path):
@@ -134,7 +123,7 @@ def parse(text, path):
                 raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
             header = cells
         elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
-            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), "other cells than its header"
+            unfit[number] = "other cells than its header"
         else:
             row = dict(zip(header, cells, strict=True))
             rows[number] = [row.get(name, "") for name in COLUMNS]

@@ -5,30 +5,33 @@ measured of it. A published row is a result already.
 """
 
 import math
-import re
 from collections import defaultdict
 
 import pandas as pd
 
-from bench.records import peaks, results
-from bench.records.columns import COLUMNS, NUMBERS, SCHEMA, SETUP, WORK, describe_work
-from bench.records.likeness import few_threads, work_key
-from bench.records.verdict import ENOUGH, IN_TFLOPS, Rate, is_disturbed, name_bottleneck
+from bench.records import results
+from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, WORK, describe_work
+from bench.records.likeness import choose_peaks, few_threads, work_key
+from bench.records.verdict import ENOUGH, IN_TFLOPS, Rate, name_bottleneck
 from bench.settings import SCOPES
 
 RATE = ["throughput", "throughput_low", "throughput_high"]
 RESULT = ["run_id", "device", *WORK]  # rows that agree in these are of one result
 # What join_processes() reads of each row, and what it returns.
-PROCESS = [*RATE, "status", "flags", "note", "published", "first_step_seconds", "output_error"]
+PROCESS = [*RATE, "grade", "status", "flags", "note", "published", "first_step_seconds", "output_error"]
 CELLS = ["place", *RATE[1:], "flags", "note", "output_error"]
 CELLS += ["processes", "process_rates", "first_steps", "undisturbed", "sound"]
-UNDISTURBED = 3  # the highest grade of a row
+UNDISTURBED = 3  # the highest grade of a row: ok, and nothing disturbed it; 2: ok; 1: it has a rate
 MACHINE = ["machine", "device"]  # a Mac has one name for its CPU and its GPU
 
 
 def load(paths, warn=lambda line: None):
-    """Read the rows of CSV files as one frame: see complete(); one line to `warn` for a file with lines left out."""
-    frames = [complete(pd.DataFrame(columns=[*COLUMNS], dtype=str))]
+    """Read the rows of CSV files as one frame; one line to `warn` for a file with lines left out.
+
+    Numbers are floats (NaN: unknown), and blank cells have the usual values. Added are `kind`, "cpu" or "gpu",
+    `published` (by others), and `is_disturbed` (ok, but by a process that other programs or swapping disturbed).
+    """
+    frames = [pd.DataFrame(columns=[*COLUMNS], dtype=str).astype(dict.fromkeys(NUMBERS, float))]
     for path in paths:
         try:
             rows, unfit = results.parse(results.read_text(path), path)
@@ -36,35 +39,27 @@ def load(paths, warn=lambda line: None):
             warn(f"left out: {error}")
             continue
         text = pd.DataFrame.from_dict(rows, "index", str, list(COLUMNS))
-        frame = complete(text)
-        wrong = (text[NUMBERS] != "") & ~((frame[NUMBERS] >= 0) & (frame[NUMBERS] < math.inf))
+        numbers = text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float)
+        wrong = (text[NUMBERS] != "") & ~((numbers >= 0) & (numbers < math.inf))
         wrong = wrong.assign(schema=text["schema"] != str(SCHEMA), machine=text["machine"] == "")
         fits = ~wrong.any(axis=1)
         for number, name in wrong.loc[~fits].idxmax(axis=1).items():
             needed = {"schema": SCHEMA, "machine": "a name"}.get(name, "a number such as 16.29")
-            unfit[number] = text.at[number, "run_id"], f"{name} {text.at[number, name]!r} instead of {needed}"
+            unfit[number] = f"{name} {text.at[number, name]!r} instead of {needed}"
         if unfit:
-            count, (line, (_, why)) = f"{len(unfit)} of {fits.sum() + len(unfit)} rows", min(unfit.items())
-            warn(f"{path}: {count} cannot be read, and their runs are left out: line {line} has {why}")
-        is_whole = ~frame["run_id"].isin([run_id for run_id, _ in unfit.values() if run_id])
-        frames.append(frame.assign(is_whole=is_whole)[fits])
+            line, why = min(unfit.items())
+            warn(f"{path}: {len(unfit)} of {fits.sum() + len(unfit)} rows cannot be read: line {line} has {why}")
+        frames.append(text.assign(**numbers)[fits])
     found = pd.concat(frames, ignore_index=True)
+    usual = {name: column.blank for name, column in COLUMNS.items() if column.blank}
+    found = found.assign(
+        **{name: found[name].mask(found[name] == "", text) for name, text in usual.items()},
+        kind=found["device"].where(found["device"].isin(["cpu", ""]), "gpu"),
+        published=found["source"] != "",
+        is_disturbed=(found["status"] == "ok") & found["flags"].str.contains(DISTURBING),
+    )
     # Each published figure is a result by itself.
     return found.assign(run_id=found["run_id"].mask(found["published"], "published " + found.index.astype(str)))
-
-
-def complete(text):
-    """Return a frame of text with its numbers as floats (NaN: unknown), and the usual values of blank cells.
-
-    Added are `kind`, "cpu" or "gpu", `published` (by others), and `is_whole` (all rows of its run could be read).
-    """
-    return text.assign(
-        **{name: text[name].mask(text[name] == "", column.blank) for name, column in COLUMNS.items() if column.blank},
-        **text[NUMBERS].apply(pd.to_numeric, errors="coerce").astype(float),
-        kind=text["device"].where(text["device"].isin(["cpu", ""]), "gpu"),
-        published=text["source"] != "",
-        is_whole=text["source"].notna(),
-    )
 
 
 # Results
@@ -75,10 +70,12 @@ def combine(rows):
 
     A result is that of a run on one device: the row of its median process with the cells of join_processes(). Added
     are `value`, its unit in `per` (TFLOP/s for operators) and its interval, `low` and `high`; `work`, see
-    likeness.work_key(); and `bottleneck`, what limits a pipeline.
+    likeness.work_key(); `bottleneck`, what limits a pipeline; and the shares of add_shares().
     """
     # A file may have been added to itself.
     rows = rows.drop_duplicates([*RESULT, "process", "status"], ignore_index=True)
+    has_rate = (rows["throughput"] > 0).astype(int)
+    rows = rows.assign(grade=has_rate.mask(rows["status"] == "ok", UNDISTURBED).mask(rows["is_disturbed"], 2))
     processes = defaultdict(list)
     numbers = rows.groupby(RESULT, sort=False).ngroup()
     for place, (number, row) in enumerate(zip(numbers, rows[PROCESS].to_dict("records"), strict=True)):
@@ -97,7 +94,7 @@ def combine(rows):
         work=[*map(work_key, found[[*WORK, "measured_precision"]].to_dict("records"))],
         bottleneck="",
     )
-    return name_bottlenecks(found)
+    return add_shares(name_bottlenecks(found))
 
 
 def join_processes(rows):
@@ -108,8 +105,8 @@ def join_processes(rows):
     `process_rates` and `first_steps` are lists. `undisturbed`: all that count are ok, and others disturbed none;
     `sound`: there are ENOUGH of these.
     """
-    best = max(map(grade, rows))
-    counted = [row for row in rows if grade(row) == best]
+    best = max(row["grade"] for row in rows)
+    counted = [row for row in rows if row["grade"] == best]
     ordered = sorted(counted, key=lambda row: row["throughput"] if row["throughput"] > 0 else 0)
     median = ordered[(len(ordered) - 1) // 2]
     low, high = median["throughput_low"], median["throughput_high"]
@@ -118,30 +115,18 @@ def join_processes(rows):
         high = max(row["throughput_high"] if row["throughput_high"] >= 0 else row["throughput"] for row in counted)
     flags = " ".join(dict.fromkeys(" ".join(row["flags"] for row in counted).split()))
     notes = [row["note"] for row in counted]
-    others = [row for row in rows if grade(row) < best]
-    reasons = (row["flags"] if row["status"] == "ok" else f"{row['status']}: {row['note']}" for row in others)
-    if others:
-        notes.append(
-            f"{len(counted)} of {len(rows)} processes count: {join_notes(text.removesuffix(': ') for text in reasons)}"
-        )
+    if others := [row for row in rows if row["grade"] < best]:
+        reasons = (row["flags"] if row["status"] == "ok" else f"{row['status']}: {row['note']}" for row in others)
+        reasons = dict.fromkeys(reason.removesuffix(": ") for reason in reasons)
+        notes.append(f"{len(counted)} of {len(rows)} processes count: {'; '.join(reasons)}")
     error = max((row["output_error"] for row in counted if row["output_error"] >= 0), default=math.nan)
     count = len(counted) if best or median["published"] else 0
     rates, first_steps = ([row[name] for row in counted if row[name] > 0] for name in (RATE[0], "first_step_seconds"))
     is_undisturbed = best == UNDISTURBED
     is_sound = is_undisturbed and count >= ENOUGH
-    cells = median["place"], low, high, flags, join_notes(notes), error
+    note = "; ".join(dict.fromkeys(filter(None, notes)))
+    cells = median["place"], low, high, flags, note, error
     return *cells, count, rates, first_steps, is_undisturbed, is_sound
-
-
-def grade(row):
-    """Return UNDISTURBED if a row has the status ok and nothing disturbed it, 2 if it is ok, 1 if it has a rate."""
-    if row["status"] == "ok":
-        return 2 if is_disturbed(row) else UNDISTURBED
-    return int(row["throughput"] > 0)
-
-
-def join_notes(texts):
-    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 def name_bottlenecks(found):
@@ -155,14 +140,33 @@ def name_bottlenecks(found):
             rates = (Rate(*map(scopes[scope].get, RATE)) for scope in ("device", "input", "end_to_end"))
             row = scopes["end_to_end"]
             name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
-            flags, note = row["flags"], row["note"]
+            flags, notes = row["flags"].split(), filter(None, [why, *row["note"].split("; ")])
             if name == "device":  # if the queue was full at the end, too, being full at the start added nothing
-                flags = flags.replace("short", "").strip()
-                note = re.sub(r"MAX_SECONDS=\d+ is enough for this pipeline(; )?", "", note).removesuffix("; ")
-            named[row["index"]] = name, join_notes([why, note]), flags
+                flags = [flag for flag in flags if flag != "short"]
+                notes = [note for note in notes if not note.startswith("MAX_SECONDS=")]
+            named[row["index"]] = name, "; ".join(notes), " ".join(flags)
     if named:
         found.loc[list(named), ["bottleneck", "note", "flags"]] = list(named.values())
     return found
+
+
+def add_shares(found):
+    """Return results with `of_peak` and `of_bandwidth`: TFLOP/s and GB/s over their machine's best.
+
+    NaN: unknown, or published. The best TFLOP/s are those of an undisturbed matmul in the same precision, the best GB/s
+    those of a copy, in any framework. A share may exceed 1: convolutions can be faster than the best matmul, and some
+    machines read faster than they copy. The rate of several GPUs is compared with several times the best of one;
+    processes on a CPU share it.
+    """
+    own = found[found["undisturbed"] & ~found["published"]]
+    matmuls = choose_peaks(own, MACHINE).set_index([*MACHINE, "precision"])["value"]
+    copies = own[own["workload"] == "bandwidth"].groupby(MACHINE)["value"].max()
+    sides = found[MACHINE].assign(precision=found["precision"].str.removeprefix("mixed_"))
+    devices = found["world_size"].astype(int).mask(found["device"] == "cpu", 1).mask(found["published"])
+    return found.assign(
+        of_peak=found["tflops"] / devices / matmuls.reindex(pd.MultiIndex.from_frame(sides)).array,
+        of_bandwidth=found["bandwidth"] / devices / copies.reindex(pd.MultiIndex.from_frame(found[MACHINE])).array,
+    )
 
 
 def latest(found):
@@ -171,10 +175,9 @@ def latest(found):
     Of several a sound one counts, then an undisturbed one, else that of most processes; then one of the newest
     METHOD_VERSION, of a clean commit, the newest. No sustained run counts.
 
-    Added are `setup`, in words if those of this device differ, `shown`, how it is told from others; `of_peak` and
-    `of_bandwidth`, TFLOP/s and GB/s over the best ones that its machine reached.
+    Added are `setup`, in words if those of this device differ, and `shown`, how it is told from others.
     """
-    found = found[(found["status"].eq("ok") & found["is_whole"] | found["published"]) & (found["scope"] != "sustained")]
+    found = found[(found["status"].eq("ok") | found["published"]) & (found["scope"] != "sustained")]
     ranked = found.assign(
         most=found["processes"].mask(found["undisturbed"], 0),
         method_version=found["method_version"].str.zfill(9),
@@ -184,7 +187,7 @@ def latest(found):
     found = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     of_machines = found.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = found["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    needed = [*MACHINE, "cpu_count", "published", "tflops", "bandwidth", "precision", "world_size", *SETUP]
+    needed = ["device", "cpu_count", "published", "world_size", *SETUP]
     rows = found[needed].to_dict("records")
     rows = [row | {"num_threads": ""} if few_threads(row) else row for row in rows]  # describe_how() names them
     found = found.assign(
@@ -192,23 +195,16 @@ def latest(found):
         shown=names.where(found["published"] | ((of_machines == 1) & (found["kind"] == "gpu")), found["machine"]),
     )
     setups = found.groupby(["published", "device_name", "device", *WORK])["setup"].transform("nunique")
-    found["setup"] = found["setup"].where(setups > 1, "")
-    reached = peaks.measured_peaks(found)
-    for name, quantity in (("of_peak", "tflops"), ("of_bandwidth", "bandwidth")):
-        shares = [peaks.fraction_of(reached, row, quantity) for row in rows]
-        found[name] = pd.Series(shares, dtype=float).mask(found["published"])
-    return found
+    return found.assign(setup=found["setup"].where(setups > 1, ""))
 
 
 def read(folder, warn=lambda line: None):
-    """Return all results of the CSV files of a folder, and published ones: see load() and combine()."""
-    return combine(load(results.list_files(folder), warn))
+    """Return all results of the CSV files of a folder, and published ones: see load() and combine().
 
-
-def of_runs(found, run_ids):
-    """Return {run_id: its results as dicts} of those of these runs that have results."""
-    found = found[found["run_id"].isin(run_ids)]
-    return {run_id: to_dicts(some) for run_id, some in found.groupby("run_id", sort=False)}
+    Published ones are those of PUBLISHED if the folder has none. Hidden files (._a.csv) are left out.
+    """
+    files = {path.name: path for path in (*results.PUBLISHED.glob("published.csv"), *sorted(folder.glob("*.csv")))}
+    return combine(load([path for name, path in files.items() if not name.startswith(".")], warn))
 
 
 def to_dicts(found):

@@ -1,15 +1,12 @@
 """What a row or a result is worth, and what rates show: ratios and bottlenecks."""
 
 import math
-import re
 import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import DISTURBING, WORK, format_number
+from bench.records.columns import WORK, format_number
 
-# Share of the slower part's rate that the end-to-end rate reaches if the two parts work at the same time.
-OVERLAP = 0.95
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
 SCOPES = ("epoch", "device", "sustained", "end_to_end", "input", "")  # the first one that a run has is compared
@@ -27,11 +24,6 @@ class Rate(NamedTuple):
     def ratio(self, base):
         """Divide by another Rate; the quotient, a Rate, has the widest interval that both allow."""
         return Rate(self.throughput / base.throughput, self.low / base.high, self.high / base.low)
-
-
-def is_disturbed(row):
-    """Return whether the row of a process is ok, but other programs or swapping disturbed it."""
-    return row["status"] == "ok" and bool(re.search(DISTURBING, row["flags"]))
 
 
 def ratio_of(result, base):
@@ -56,10 +48,10 @@ def verdict_of(ratio):
 
 
 def name_bottleneck(device, pipeline, end_to_end, shares_cores):
-    """Name what limits the end-to-end rate: "device", "input", "overlap" (of both) or "undecided"; and in a sentence.
+    """Name the slower part of a pipeline, "device" or "input", or "undecided" if intervals overlap; and in a sentence.
 
-    If the model runs on a GPU, the faster part is hidden behind the slower one, which limits. If model and workers
-    share the cores, each image costs the time of both: 1 / (1/D + 1/P) is expected.
+    If the model runs on a GPU, the faster part is hidden behind the slower one. If model and workers share the cores,
+    each image costs the time of both: 1 / (1/D + 1/P) is expected.
 
     Args:
         device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline, of both together.
@@ -68,14 +60,8 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     slower, faster = sorted([device, pipeline])
     name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
     part = ""
-    # Against the lower end of the slower part: luck of 5 % in it would look like poor overlap.
-    has_overlap = shares_cores or not max(end_to_end.throughput, end_to_end.high) < OVERLAP * slower.low
     if not slower.high < faster.low:  # or an end is unknown
         name, part, words = "undecided", f"{words} ", "unknown, because intervals overlap or are unknown"
-    elif end_to_end.low > slower.high:  # such as page faults, which differ from process to process
-        name, part, words = "undecided", f"{words} ", "unknown, because something slowed a part by itself"
-    elif not has_overlap:
-        name, words = "overlap", f"poor overlap, rather than {words}"
     rates = slower.throughput, faster.throughput, end_to_end.throughput
     slow, fast, both, expected = map(format_number, (*rates, 1 / (1 / rates[0] + 1 / rates[1])))
     together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"

@@ -27,7 +27,7 @@ RUN_STEP = "        self.last_result = self.run(*arguments)\n"
 BUGS = {
     # Several processes
     "intervals_that_shrink": Bug(COMBINE, "low = min(", "low = max(", COMBINED),
-    "disturbed_processes_count": Bug(COMBINE, "return 2 if is_disturbed(row) else", "return", COMBINED),
+    "disturbed_processes_count": Bug(COMBINE, '.mask(rows["is_disturbed"], 2)', "", COMBINED),
     "accept_unequal_weights_of_ranks": Bug(CHILD, "require(not unlike", "require(True", "tests/test_ranks.py"),
     "divide_by_the_wrong_batch_size": Bug(
         CHILD, "            workload.items_per_step * group", "            2 * workload.items_per_step * group", ROWS

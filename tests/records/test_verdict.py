@@ -13,10 +13,8 @@ from tests.rows import ROW, combine, processes_of, rate
     [
         ((11, 10.9, 11.1), (5, 4.9, 5.1), (4.9, 4.8, 5), False, "input"),
         ((11, 10.9, 11.1), (100, 99, 101), (10.9, 10.8, 11), False, "device"),
-        ((11, 10.9, 11.1), (10, 9.9, 10.1), (5.3, 5.2, 5.4), False, "overlap"),
         ((100, 99, 101), (300, 290, 310), (76, 75, 77), True, "device"),  # are expected on one CPU
         ((100, 95, 105), (104, 102, 106), (99, 98, 100), False, "undecided"),
-        ((13, 12, 14), (800, 790, 810), (18, 17, 19), True, "undecided"),  # the model by itself was disturbed
     ],
 )
 def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
