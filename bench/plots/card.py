@@ -5,7 +5,6 @@
 
 import math
 import textwrap
-from typing import NamedTuple
 
 from bench.plots import draw, frames
 from bench.plots.draw import GREY, NAME, NOTE, WIDE
@@ -25,22 +24,14 @@ FOOTER = (
 )
 
 
-class Card(NamedTuple):
-    """What the card of a machine and framework shows, apart from its layout."""
-
-    file: str
-    name: str
-    subtitle: str  # chip or machine, memory, system, software and date
-    tiles: list[tuple[str, str, str]]  # (figure with its unit, what it is, framework and clock)
-    blocks: list[
-        list[dict]
-    ]  # results of each benchmark of the set, each own one followed by published ones of its work
-    limits: list[str]
-    warnings: list[str]
-
-
 def make_card(latest, machine, framework):
-    """Build the Card of a machine and framework from frames.select_valid(); None if it has too little of the set."""
+    """Return what the card of a machine and framework shows, a dict; None if the machine has too little of the set.
+
+    Its `blocks` are the results of each benchmark of the set, each own one followed by published ones of its work.
+
+    Args:
+        latest: the results of all machines, as frames.select_valid() selects them.
+    """
     latest = latest[latest["value"].notna()]
     own = latest[latest["machine"].eq(machine) & ~latest["published"]]
     mine = frames.select_set(own[own["framework"] == framework])
@@ -60,17 +51,16 @@ def make_card(latest, machine, framework):
     blocks = {}
     for row in shown:
         blocks.setdefault(row["benchmark"], []).extend([row, *others.get(row["work"], [])])
-    return Card(
-        file=f"{machine}-{framework}.png",
-        name=names[0],
-        subtitle="   ".join(filter(None, about)),
-        tiles=list_tiles(own, last),
-        blocks=list(blocks.values()),
-        limits=describe_limits(
-            [row for row in mine if row["scope"] != "device" and row["benchmark"].has_pipeline], shown
-        ),
-        warnings=list_warnings(shown),
-    )
+    pipelines = [row for row in mine if row["scope"] != "device" and row["benchmark"].has_pipeline]
+    return {
+        "file": f"{machine}-{framework}.png",
+        "name": names[0],
+        "subtitle": "   ".join(filter(None, about)),
+        "tiles": list_tiles(own, last),
+        "blocks": list(blocks.values()),
+        "limits": describe_limits(pipelines, shown),
+        "warnings": list_warnings(shown),
+    }
 
 
 def choose_published(published, shown):
@@ -173,36 +163,36 @@ def describe_bar(row):
 
 
 def draw_card(card, folder):
-    """Draw the card and return its path."""
+    """Draw a card of make_card() and return its path."""
     sheet = draw.Sheet()
-    sheet.write(card.name, 0, 0.12, WIDE, 19, "bold")
-    sheet.write(card.subtitle, 0, 0.44, WIDE, 8.5, color=GREY)
+    sheet.write(card["name"], 0, 0.12, WIDE, 19, "bold")
+    sheet.write(card["subtitle"], 0, 0.44, WIDE, 8.5, color=GREY)
     sheet.top += 0.7
-    for i, (rate, what, how) in enumerate(card.tiles):
-        wide = (WIDE + 0.12) / len(card.tiles) - 0.12
+    for i, (rate, what, how) in enumerate(card["tiles"]):
+        wide = (WIDE + 0.12) / len(card["tiles"]) - 0.12
         left = i * (wide + 0.12)
         sheet.axes.barh(sheet.top + 0.36, wide, 0.72, left=left, color=PALE)
         sheet.write(rate, left + 0.12, 0.22, wide - 0.24, 15, "bold")
         sheet.write(what, left + 0.12, 0.45, wide - 0.24, 8, color=GREY)
         sheet.write(how, left + 0.12, 0.61, wide - 0.24, 7, color=GREY)
-    if card.tiles:
+    if card["tiles"]:
         sheet.top += 0.9
     for x, words, side in ((NAME, "precision", "left"), (NOTE, "interval", "left"), (WIDE, "of peak", "right")):
         sheet.write(words, x, 0.08, 1.5, 7.5, color=GREY, ha=side)
     sheet.top += 0.24
-    for rows in card.blocks:
+    for rows in card["blocks"]:
         sheet.block(rows[0]["benchmark"].title, rows[0]["settings"], rows, describe_bar)
-    for title, sentences in (("What limits it", card.limits), ("Warnings", card.warnings or ["None."])):
+    for title, sentences in (("What limits it", card["limits"]), ("Warnings", card["warnings"] or ["None."])):
         sheet.write(title, 0, 0.12, WIDE, 9, "bold")
         for line in (line for words in sentences for line in textwrap.wrap(words, WIDTH)):
             sheet.top += 0.165
             sheet.write(line, 0, 0.14, WIDE, 8.2)
         sheet.top += 0.3
-    counts = join_ends([row["processes"] for rows in card.blocks for row in rows if not row["published"]], str)
+    counts = join_ends([row["processes"] for rows in card["blocks"] for row in rows if not row["published"]], str)
     for words in FOOTER:
         sheet.write(words.format(counts), 0, 0.1, WIDE, 7.2, color=GREY)
         sheet.top += 0.15
-    return draw.save(sheet.end(), folder / "cards" / card.file)
+    return draw.save(sheet.end(), folder / "cards" / card["file"])
 
 
 def draw_all(latest, folder):
@@ -219,5 +209,5 @@ def finish(folder, machine, framework):
     card = make_card(frames.select_valid(latest), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
-    text += ["", card.name, *(report.wrap(f"  {words}", "    ") for words in (*card.limits, *card.warnings))]
+    text += ["", card["name"], *(report.wrap(f"  {words}", "    ") for words in (*card["limits"], *card["warnings"]))]
     return [*text, f"card: {results.display_path(draw_card(card, folder))}"]

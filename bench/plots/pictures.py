@@ -118,9 +118,7 @@ def tflops(found):
     curves, left_out = curves_of(found, "side", least=2)
     curves = [(f"{name}, best at {each['x'][each['value'].idxmax()]:.0f}", each) for name, each in curves]
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
-    return draw.draw_curves(
-        {"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_log2=True, marks_best=True
-    )
+    return draw.draw_curves({"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_log2=True)
 
 
 PICTURES = (mlp, llm_depth, tflops)

@@ -2,7 +2,6 @@
 
 import csv
 import functools
-from collections import defaultdict
 from pathlib import Path
 
 CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
@@ -10,18 +9,13 @@ CHIP_PEAKS = Path(__file__).with_name("peaks.csv")
 
 @functools.cache
 def chip_peaks():
-    """Return {(device, GPU cores): {precision: TFLOP/s, "bandwidth": GB/s}}.
+    """Return {(device, GPU cores, precision): its line of the file}; each device has one for float32.
 
     A device is named as its driver reports it. Apple sells one name with several numbers of GPU cores; others have "".
     """
-    known = defaultdict(dict)
     with open(CHIP_PEAKS, newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            chip = known[row["driver_name"] or row["device"], row["gpu_cores"]]
-            for name, text in ((row["precision"], row["peak_tflops"]), ("bandwidth", row["bandwidth_gb_s"])):
-                if text:
-                    chip[name] = float(text)
-    return known
+        rows = list(csv.DictReader(lines))
+    return {(row["driver_name"] or row["device"], row["gpu_cores"], row["precision"]): row for row in rows}
 
 
 def rated_share(row, quantity):
@@ -31,9 +25,12 @@ def rated_share(row, quantity):
     """
     if row["device"] == "cpu" or not row.get(quantity):
         return None
-    name = "bandwidth" if quantity == "bandwidth" else row["precision"].removeprefix("mixed_")
-    if name == "float32" and "tf32" in str(row.get("measured_precision")):
-        name = "tf32"
+    precision = row["precision"].removeprefix("mixed_")
+    if precision == "float32" and "tf32" in str(row.get("measured_precision")):
+        precision = "tf32"
     chip = row["device_name"], str(row["gpu_cores"] or "")
-    rates = {"bandwidth": row.get("rated_bandwidth")} | chip_peaks().get(chip, {})
-    return row[quantity] / (rates[name] * int(row["world_size"])) if rates.get(name) else None
+    if quantity == "bandwidth":
+        peak = chip_peaks().get((*chip, "float32"), {}).get("bandwidth_gb_s") or row.get("rated_bandwidth")
+    else:
+        peak = chip_peaks().get((*chip, precision), {}).get("peak_tflops")
+    return row[quantity] / (float(peak) * int(row["world_size"])) if peak else None

@@ -118,9 +118,8 @@ def parse(text, path):
             continue
         if not header or {"schema", "machine"} <= set(cells):
             if wrong := sorted({"schema", "machine"} - set(cells) or Counter(cells) - Counter([*COLUMNS])):
-                why = f"it begins with {cells[0][:40]!r}; missing, unknown or twice: {wrong[0][:40]!r}"
-                fix = "name one such as results/<machine>.csv, or move it away"
-                raise ResultsError(f"{path} is not a results file of this version ({why}): {fix}")
+                why = f"missing, unknown or twice: {wrong[0][:40]!r}"
+                raise ResultsError(f"{path} is not a results file of this version ({why}): move it away")
             header = cells
         elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
             unfit[number] = "other cells than its header"

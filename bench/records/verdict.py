@@ -59,13 +59,12 @@ def name_bottleneck(device, pipeline, end_to_end, shares_cores):
     """
     slower, faster = sorted([device, pipeline])
     name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
-    part = ""
     if not slower.high < faster.low:  # or an end is unknown
-        name, part, words = "undecided", f"{words} ", "unknown, because intervals overlap or are unknown"
+        name, words = "undecided", f"undecided, {words} or the {other}"
     rates = slower.throughput, faster.throughput, end_to_end.throughput
     slow, fast, both, expected = map(format_number, (*rates, 1 / (1 / rates[0] + 1 / rates[1])))
     together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"
-    return name, f"bottleneck: {words} ({part}{slow} images/s; {other} by itself {fast}; {together})"
+    return name, f"bottleneck: {words} ({slow} images/s; {other} by itself {fast}; {together})"
 
 
 @dataclass(frozen=True)

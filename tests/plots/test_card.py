@@ -15,7 +15,7 @@ def make(folder, framework="torch"):
 
 
 def bars(folder):
-    return [row for block in make(folder).blocks for row in block]
+    return [row for block in make(folder)["blocks"] for row in block]
 
 
 def test_published_machines_of_the_same_work_are_next_to_ours(folder):
@@ -36,7 +36,7 @@ def test_the_latest_lines_with_the_settings_of_the_set_are_shown(folder):
     others = {"batch_size": "64", "compile": "1", "memory_format": "channels_last", "framework": "tensorflow"}
     write(folder, [rate(999) | about | {name: text} for name, text in others.items()])
     write(folder, [rate(150) | about | {"precision": "bfloat16"}])
-    first, *_ = make(folder).blocks
+    first, *_ = make(folder)["blocks"]
     shown = [(row["precision"], row["value"], row["processes"]) for row in first]
     assert shown == [("float32", 100, 3), ("bfloat16", 150, 3)]
     assert make(folder, framework="tensorflow") is None
