@@ -75,12 +75,10 @@ def describe_cell(row, base):
     if row is None:
         return ""
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
-    is_of_two = row["processes"] == 2  # the interval is not around the slower one
-    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 and not is_of_two else ""
+    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
     ratio = ratio_of(row, base) if base else None
     times = f"{ratio.throughput:.3g}x" if ratio else ""
-    count = f"({'slower of ' if is_of_two else ''}{row['processes']})"
-    parts = interval, count, times, few_threads(row), row["flags"]
+    parts = interval, f"({row['processes']})", times, few_threads(row), row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 

@@ -97,16 +97,16 @@ def few_threads(row):
 
 
 def describe_elsewhere(result, latest):
-    """Describe where else a new result's work was measured: on the same chip, then the fastest; "" without any.
+    """Describe where else a new result's work was measured, in one result of each machine; "" without any.
 
-    Of each machine the fastest result in the same framework is shown, or if there is none, in any framework. Disturbed
-    ones are not. `latest` are those of tables.latest().
+    First come those on the same chip, then those in the same framework, then the fastest. Disturbed ones are not shown.
+    `latest` are those of tables.latest().
     """
     if result["status"] != "ok" or result["scope"] != "device":
         return ""
-    is_here = ~latest["published"] & (latest["machine"] == result["machine"])
+    is_elsewhere = latest["published"] | (latest["machine"] != result["machine"])
     is_like = (latest["work"] == result["work"]) & (latest["kind"] == result["kind"])
-    others = latest[is_like & latest["undisturbed"] & (latest["value"] > 0) & ~is_here]
+    others = latest[is_like & latest["undisturbed"] & (latest["value"] > 0) & is_elsewhere]
     by = "cpu_id" if result["device"] == "cpu" and result["cpu_id"] else "device_name"
     chips = others[by].str.replace(NOT_OF_CHIP, "", regex=True)
     others = others.assign(
@@ -114,11 +114,10 @@ def describe_elsewhere(result, latest):
         same_framework=others["framework"] == result["framework"],
         same_chip=chips == re.sub(NOT_OF_CHIP, "", result[by]),
     )
-    others = others.sort_values(["same_framework", "value"], ascending=False).drop_duplicates("who")
-    others = others.sort_values(["same_chip", "value"], ascending=False)[:MOST_SHOWN]
+    others = others.sort_values(["same_chip", "same_framework", "value"], ascending=False).drop_duplicates("who")
     known = describe_how(result).split(", ")
     texts = []
-    for other in others.to_dict("records"):
+    for other in others[:MOST_SHOWN].to_dict("records"):
         how = [words for words in describe_how(other).split(", ") if words not in known]
         how.append("published" if other["published"] else f"processes: {other['processes']}")
         if other["same_chip"]:
