@@ -2,7 +2,7 @@
 
     make compare                                # the standard set on all machines, in Markdown
     make compare A=amd-epyc-25-17-2-cores B=nvidia-h200
-    make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by words of its name
+    make compare A=nvidia-h200 B="NVIDIA RTX 3090"      # a published machine, by a part of its name
     make compare A=before B=after               # files, or folders with the file of one machine
 
 Ratios are B over A: above 1, B is faster. A verdict needs three undisturbed processes on each side, because a single
@@ -59,7 +59,7 @@ def read_side(side, environ, folder):
         names = [name for name in sorted(set(found["device_name"])) if words and words in name.lower()]
         fits = [name for name in names if name.lower() == words] or names
         if len(fits) != 1:
-            known = fits or sorted(path.stem for path in folder.glob("[!.]*.csv")) or ["none"]
+            known = fits or sorted({path.stem for path in folder.glob("[!.]*.csv")} - {"published"}) or ["none"]
             fix = f"set {side} to a CSV file, or to one of {'; '.join(known)}"
             raise SettingError(f"{side}={typed!r} is not one machine in {folder.name}/ or one published device: {fix}")
         found = found[found["device_name"] == fits[0]]

@@ -5,7 +5,6 @@ disk leaves the file as it was. tables.py reads them.
 """
 
 import csv
-import errno
 import io
 import os
 from collections import Counter
@@ -61,9 +60,10 @@ def append(path, *rows):
                 text = (text or HEADER) + line_end + to_text(rows)
                 replace_file(path, text.encode(errors="surrogateescape"))
     except OSError as error:
-        fix = "free space, or set RESULTS_DIR to a folder of your own"
-        if error.errno in (None, errno.ENOLCK, errno.EOPNOTSUPP):  # without flock, also a lock that was copied is taken
-            fix = f"delete {path.name}.lock if no other command runs, or set RESULTS_DIR to a folder of your own"
+        # Without flock, also a lock that was copied is taken.
+        fix = (
+            f"free space, delete {path.name}.lock if no other command runs, or set RESULTS_DIR to a folder of your own"
+        )
         name, reason = error.filename or path, error.strerror or "its lock stays taken"
         raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
@@ -101,7 +101,7 @@ def read_text(path):
 
 
 def parse(text, path):
-    """Return ({number of a line: its cells, texts of all COLUMNS}, {that of one left out: (its run_id, what it has)}).
+    """Return ({number of a line: its cells, texts of all COLUMNS}, {that of one left out: what it has}).
 
     Spreadsheets write a byte order mark, `sep=;`, other delimiters. A later header, as of a file that `cat >>` added,
     names the columns of the lines below it. No cell has a line break.
