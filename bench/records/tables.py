@@ -12,7 +12,7 @@ import pandas as pd
 from bench.records import results
 from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, WORK, describe_work
 from bench.records.likeness import choose_peaks, few_threads, work_key
-from bench.records.verdict import ENOUGH, IN_TFLOPS, Rate, name_bottleneck
+from bench.records.verdict import ENOUGH, IN_TFLOPS, name_bottleneck
 from bench.settings import SCOPES
 
 RATE = ["throughput", "throughput_low", "throughput_high"]
@@ -137,9 +137,8 @@ def name_bottlenecks(found):
         runs[row["run_id"], row["device"]][row["scope"]] = row
     for scopes in runs.values():
         if len(scopes) == len(SCOPES):
-            rates = (Rate(*map(scopes[scope].get, RATE)) for scope in ("device", "input", "end_to_end"))
             row = scopes["end_to_end"]
-            name, why = name_bottleneck(*rates, shares_cores=row["device"] == "cpu")
+            name, why = name_bottleneck(scopes["device"], scopes["input"], row)
             flags, notes = row["flags"].split(), filter(None, [why, *row["note"].split("; ")])
             if name == "device":  # if the queue was full at the end, too, being full at the start added nothing
                 flags = [flag for flag in flags if flag != "short"]

@@ -47,23 +47,23 @@ def verdict_of(ratio):
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "cannot tell"
 
 
-def name_bottleneck(device, pipeline, end_to_end, shares_cores):
+def name_bottleneck(device, pipeline, end_to_end):
     """Name the slower part of a pipeline, "device" or "input", or "undecided" if intervals overlap; and in a sentence.
 
     If the model runs on a GPU, the faster part is hidden behind the slower one. If model and workers share the cores,
     each image costs the time of both: 1 / (1/D + 1/P) is expected.
 
     Args:
-        device, pipeline, end_to_end: Rates of the model on resident batches, of the input pipeline, of both together.
-        shares_cores: the model runs on the CPU, as the pipeline does.
+        device, pipeline, end_to_end: results of the model on resident batches, of the input pipeline, of both together.
     """
-    slower, faster = sorted([device, pipeline])
+    slower, faster = sorted([device, pipeline], key=lambda row: row["throughput"])
     name, words, other = ("device", "the model", "pipeline") if slower is device else ("input", "the pipeline", "model")
-    if not slower.high < faster.low:  # or an end is unknown
+    if not slower["throughput_high"] < faster["throughput_low"]:  # or an end is unknown
         name, words = "undecided", f"undecided, {words} or the {other}"
-    rates = slower.throughput, faster.throughput, end_to_end.throughput
-    slow, fast, both, expected = map(format_number, (*rates, 1 / (1 / rates[0] + 1 / rates[1])))
-    together = f"together {both}, expected {expected}" if shares_cores else f"together {both}"
+    rates = [row["throughput"] for row in (slower, faster, end_to_end)]
+    slow, fast, both = map(format_number, rates)
+    expected = format_number(1 / (1 / rates[0] + 1 / rates[1]))
+    together = f"together {both}, expected {expected}" if device["device"] == "cpu" else f"together {both}"
     return name, f"bottleneck: {words} ({slow} images/s; {other} by itself {fast}; {together})"
 
 

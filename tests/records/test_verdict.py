@@ -4,22 +4,22 @@ import math
 
 import pytest
 
-from bench.records.verdict import Rate, compare_runs, name_bottleneck, ratio_of
+from bench.records.verdict import compare_runs, name_bottleneck, ratio_of
 from tests.rows import ROW, combine, processes_of, rate
 
 
 @pytest.mark.parametrize(
-    ("device", "pipeline", "both", "shares_cores", "name"),
+    ("model", "pipeline", "both", "device", "name"),
     [
-        ((11, 10.9, 11.1), (5, 4.9, 5.1), (4.9, 4.8, 5), False, "input"),
-        ((11, 10.9, 11.1), (100, 99, 101), (10.9, 10.8, 11), False, "device"),
-        ((100, 99, 101), (300, 290, 310), (76, 75, 77), True, "device"),  # are expected on one CPU
-        ((100, 95, 105), (104, 102, 106), (99, 98, 100), False, "undecided"),
+        (11, 5, 4.9, "cuda", "input"),
+        (11, 100, 10.9, "cuda", "device"),
+        (100, 300, 76, "cpu", "device"),
+        (100, 101, 99, "cuda", "undecided"),
     ],
 )
-def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(device, pipeline, both, shares_cores, name):
-    found, words = name_bottleneck(Rate(*device), Rate(*pipeline), Rate(*both), shares_cores)
-    assert (found, ": the model" in words) == (name, name == "device")
+def test_the_part_that_limits_a_pipeline_needs_a_clear_difference(model, pipeline, both, device, name):
+    found, words = name_bottleneck(*(rate(each) | {"device": device} for each in (model, pipeline, both)))
+    assert (found, ": the model" in words, "expected 75" in words) == (name, name == "device", device == "cpu")
 
 
 @pytest.mark.parametrize(
