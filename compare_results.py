@@ -47,10 +47,13 @@ def read_side(side, environ, folder):
     """
     typed = environ.get(side, "").strip()
     named = Path(os.path.expanduser(typed))
-    files = [named, folder / f"{typed.lower().replace(' ', '-')}.csv", *named.glob("*.csv")]
-    files = [path for path in files if typed and path.is_file()]
+    files = [named, folder / f"{typed.lower().replace(' ', '-')}.csv", *named.glob("[!.]*.csv")]
+    files = [path for path in files if typed and path.is_file() and path.stem != "published"]
     if len(files) == 1:
         found = tables.combine(tables.load(files, warn))
+        chips = found["cpu_id"].where(found["kind"] == "cpu", found["device_name"]).groupby(found["kind"]).unique()
+        for names in chips[chips.map(len) > 1]:
+            warn(f"{side}={typed!r} mixes several chips, {'; '.join(names)}: give each a MACHINE of its own")
         found = tables.latest(found[~found["published"]])
     else:
         found = tables.latest(tables.read(folder))

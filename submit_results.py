@@ -100,6 +100,9 @@ def main(command="check", environ=os.environ):
     if command == "submit" and not paths:
         problems = [f"results/{machine or '*'}.csv has no new rows: run `make image` first, without RESULTS_DIR"]
     elif command == "submit" and not problems:
+        latest = tables.latest(tables.combine(tables.load([ROOT / path for path in paths])))
+        if count := (~latest["undisturbed"]).sum():
+            print(f"{count} of {len(latest)} results are disturbed: close other programs, and measure these again")
         print(HOW.format(" ".join(paths)))
     sys.stderr.writelines(f"{line}\n" for line in problems)
     return int(bool(problems))

@@ -115,7 +115,9 @@ def test_submit_prints_how_to_send_new_rows(repository, check):
     write(repository, {}, {"seed": 1})
     write(repository, {"source": "x"}, machine="another")
     status, out, _ = check("submit", MACHINE=CHIP)
-    assert (status, f"git add results/{CHIP}.csv" in out) == (0, True)
+    assert (status, f"git add results/{CHIP}.csv" in out, "disturbed" in out) == (0, True, False)
+    write(repository, {}, {"seed": 1, "run_id": "x", "model": "vgg16", "flags": "contended"})
+    assert "1 of 2 results are disturbed" in check("submit", MACHINE=CHIP)[1]
     with pytest.raises(SettingError, match="RESULTS_DIR='elsewhere'"):
         check("submit", RESULTS_DIR="elsewhere")
     status, out, (line,) = check("submit")

@@ -36,8 +36,7 @@ def make_card(latest, machine, framework):
     own = latest[latest["machine"].eq(machine) & ~latest["published"]]
     mine = frames.select_set(own[own["framework"] == framework])
     on_gpu = [row for row in mine if row["kind"] == "gpu"]
-    mine = on_gpu if len(on_gpu) >= LEAST else [row for row in mine if row["kind"] == "cpu"]
-    shown = [row for row in mine if row["scope"] == "device"]
+    shown = on_gpu if len(on_gpu) >= LEAST else [row for row in mine if row["kind"] == "cpu"]
     if len(shown) < LEAST:
         return None
     last = max(shown, key=lambda row: row["timestamp"])
@@ -51,14 +50,12 @@ def make_card(latest, machine, framework):
     blocks = {}
     for row in shown:
         blocks.setdefault(row["benchmark"], []).extend([row, *others.get(row["work"], [])])
-    pipelines = [row for row in mine if row["scope"] != "device" and row["benchmark"].has_pipeline]
     return {
         "file": f"{machine}-{framework}.png",
         "name": names[0],
         "subtitle": "   ".join(filter(None, about)),
         "tiles": list_tiles(own, last),
         "blocks": list(blocks.values()),
-        "limits": describe_limits(pipelines, shown),
         "warnings": list_warnings(shown),
     }
 
@@ -115,26 +112,6 @@ def list_tiles(own, last):
     return tiles
 
 
-def describe_limits(pipelines, shown):
-    """List sentences on what limits the machine: in a whole pipeline, and compared with its peaks."""
-    limits = []
-    for row in pipelines[:1]:
-        when = "" if row["run_id"] in [each["run_id"] for each in shown] else " in another run"
-        limits.append(f"{row['model']} {row['phase']} from JPEG files{when}, {row['note'].partition(')')[0]}).")
-    of_peak = [row["of_peak"] for row in shown if row["phase"] != "decode" and row["of_peak"] > 0]
-    of_bandwidth = [row["of_bandwidth"] for row in shown if row["of_bandwidth"] > 0]
-    if of_peak:
-        limits.append(f"The models reach {join_ends(of_peak, format_percent)} % of the best matmul.")
-    if of_bandwidth:
-        limits.append(f"Decode reads at {join_ends(of_bandwidth, format_percent)} % of the memory bandwidth.")
-    return limits
-
-
-def join_ends(values, form):
-    """Return the lowest and the highest of some values as a text, or one if they read alike: "2 to 58"."""
-    return " to ".join(dict.fromkeys(map(form, (min(values), max(values)))))
-
-
 def format_percent(share):
     """Return a share in percent, with one significant digit if it is small."""
     return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
@@ -182,15 +159,15 @@ def draw_card(card, folder):
     sheet.top += 0.24
     for rows in card["blocks"]:
         sheet.block(rows[0]["benchmark"].title, rows[0]["settings"], rows, describe_bar)
-    for title, sentences in (("What limits it", card["limits"]), ("Warnings", card["warnings"] or ["None."])):
-        sheet.write(title, 0, 0.12, WIDE, 9, "bold")
-        for line in (line for words in sentences for line in textwrap.wrap(words, WIDTH)):
-            sheet.top += 0.165
-            sheet.write(line, 0, 0.14, WIDE, 8.2)
-        sheet.top += 0.3
-    counts = join_ends([row["processes"] for rows in card["blocks"] for row in rows if not row["published"]], str)
+    sheet.write("Warnings", 0, 0.12, WIDE, 9, "bold")
+    for line in (line for words in card["warnings"] or ["None."] for line in textwrap.wrap(words, WIDTH)):
+        sheet.top += 0.165
+        sheet.write(line, 0, 0.14, WIDE, 8.2)
+    sheet.top += 0.3
+    counts = [row["processes"] for rows in card["blocks"] for row in rows if not row["published"]]
+    ends = " to ".join(dict.fromkeys(map(str, (min(counts), max(counts)))))
     for words in FOOTER:
-        sheet.write(words.format(counts), 0, 0.1, WIDE, 7.2, color=GREY)
+        sheet.write(words.format(ends), 0, 0.1, WIDE, 7.2, color=GREY)
         sheet.top += 0.15
     return draw.save(sheet.end(), folder / "cards" / card["file"])
 
@@ -209,5 +186,5 @@ def finish(folder, machine, framework):
     card = make_card(frames.select_valid(latest), machine, framework)
     if card is None:
         return [*text, "too few workloads were measured for a card"]
-    text += ["", card["name"], *(report.wrap(f"  {words}", "    ") for words in (*card["limits"], *card["warnings"]))]
+    text += ["", card["name"], *(report.wrap(f"  {words}", "    ") for words in card["warnings"])]
     return [*text, f"card: {results.display_path(draw_card(card, folder))}"]

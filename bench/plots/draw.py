@@ -95,11 +95,11 @@ def save(figure, path):
     return path
 
 
-def draw_curves(panels, title, x_name, left_out, is_log2=False):
+def draw_curves(panels, title, x_name, left_out, is_sweep=False):
     """Draw the same curves in each panel, side by side; return the figure, None without own curves.
 
-    Published curves are thin and hollow. The names of `left_out` are below the legend. If is_log2, the x axis has
-    powers of two.
+    Published curves are thin and hollow. The names of `left_out` are below the legend. In a sweep of sizes the x axis
+    has powers of two, and a ring is around the highest point of each curve.
 
     Args:
         panels: {name of the y axis: [(name, frame with `x`, `value`, `low` and `high` (NaN: unknown), `published`)]}.
@@ -124,9 +124,12 @@ def draw_curves(panels, title, x_name, left_out, is_log2=False):
             if frame["published"].any():
                 style |= {"linewidth": 1, "markerfacecolor": "white"}
             panel.errorbar(frame["x"], frame["value"], [end.clip(lower=0).fillna(0) for end in ends], **style)
+            if is_sweep:
+                best = frame.loc[frame["value"].idxmax()]
+                panel.plot(best["x"], best["value"], "o", markersize=10, markerfacecolor="none", color=style["color"])
         panel.set_yscale("log")
         write_powers(panel.yaxis, 10, (1, 2, 5))
-        if is_log2:
+        if is_sweep:
             panel.set_xscale("log", base=2)
             write_powers(panel.xaxis, 2, (1,))
         else:

@@ -49,10 +49,9 @@ def select_set(latest):
     """List the results of the standard set, in its order: of each machine, framework and precision the latest one.
 
     They are dicts with their `benchmark`, `settings` in words, the title without model, precision and defaults, and the
-    `class` of their precision. Besides those on resident batches there are whole pipelines with a bottleneck. A blank
-    cell is the default. A result may be that of several benchmarks.
+    `class` of their precision. A blank cell is the default. A result may be that of several benchmarks.
     """
-    latest = latest[~latest["published"] & ((latest["scope"] == "device") | (latest["bottleneck"] != ""))]
+    latest = latest[~latest["published"] & (latest["scope"] == "device")]
     found = {}
     for row in latest[latest["model"].isin([each.model for each in STANDARD_SET])].to_dict("records"):
         is_nvidia = row["device"] == "cuda" and row["driver"] != ""  # on AMD's cards the set does not compile
@@ -61,7 +60,7 @@ def select_set(latest):
             if all(row[name] in ("", text) for name, text in cells.items()):
                 name = precision_class(row)
                 place = STANDARD_SET.index(benchmark), (*benchmark.precisions, "tf32").index(name)
-                key = row["machine"], row["framework"], row["device"], row["scope"], *place
+                key = row["machine"], row["framework"], row["device"], *place
                 unnamed = dict.fromkeys([*defaults, "precision", "measured_precision"], "")
                 settings = describe_settings(row | unnamed)
                 found[key] = row | {"benchmark": benchmark, "settings": settings, "class": name}

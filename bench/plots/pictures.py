@@ -7,7 +7,7 @@ import pandas as pd
 
 from bench.plots import draw
 from bench.plots.frames import SHOWN
-from bench.records.likeness import choose_peaks, describe_how, describe_who, work_key, work_title
+from bench.records.likeness import choose_peaks, describe_how, describe_who, work_title
 from bench.settings import PARTS, WORKLOADS
 
 MAX_BARS = 8  # of a work
@@ -76,24 +76,6 @@ def group_works(found):
     return [rows.sort_values("value", ascending=False, kind="stable").to_dict("records") for rows in works]
 
 
-def llm_depth(found):
-    """Draw tokens/s of decode over the mean tokens in the cache, for the work that most machines have at two depths."""
-    found = found.query("workload == 'llm' and phase == 'decode' and batch_size == '1' and scope == 'device'")
-    depth, new_tokens = (pd.to_numeric(found[name], errors="coerce") for name in ("depth", "new_tokens"))
-    work = [work_key(row | {"depth": "0", "new_tokens": "1"}) for row in found.to_dict("records")]
-    found = found.assign(tokens=depth + (new_tokens + 1) / 2, work=work).dropna(subset="tokens")
-    depths = found.groupby(["work", *WHO])["tokens"].transform("nunique")
-    found = found[found["work"].isin(found["work"][~found["published"]]) & (depths > 1)]
-    if found.empty:
-        return None
-    machines = found.groupby("work", sort=False)["machine"].nunique()
-    found = found[found["work"] == machines.idxmax()]
-    curves, left_out = curves_of(found, "tokens", least=2)
-    x_name = "mean tokens in the cache: DEPTH + (NEW_TOKENS + 1) / 2"
-    title = work_title(found.iloc[0].to_dict() | {"depth": "", "new_tokens": ""})
-    return draw.draw_curves({"tokens/s": curves}, f"{title}; ours with random weights", x_name, left_out, is_log2=True)
-
-
 def mlp(found):
     """Draw training mlp-<depth>x1024 over depth, as its first benchmark did: seconds for an epoch, and the rate."""
     found = found.query("phase == 'training' and batch_size == '32' and scope == 'device'")
@@ -118,10 +100,10 @@ def tflops(found):
     curves, left_out = curves_of(found, "side", least=2)
     curves = [(f"{name}, best at {each['x'][each['value'].idxmax()]:.0f}", each) for name, each in curves]
     x_name = "M of an M x M x M matmul (cube root of M N K for others)"
-    return draw.draw_curves({"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_log2=True)
+    return draw.draw_curves({"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_sweep=True)
 
 
-PICTURES = (mlp, llm_depth, tflops)
+PICTURES = (mlp, tflops)
 
 
 def curves_of(found, x, least=1):

@@ -60,9 +60,8 @@ def list_works(own):
         name = f"{MODELS.get(row['model'], row['model'])}, {row['precision']}"
         yield (0, row["model"] == "copy", frames.SHOWN.index(row["precision"]), name), row
     for row in frames.select_set(own):
-        if row["scope"] == "device":
-            name = f"{row['benchmark'].title}, {row['settings']}, {row['class']}"
-            yield (1, STANDARD_SET.index(row["benchmark"]), row["class"] != "float32", name), row
+        name = f"{row['benchmark'].title}, {row['settings']}, {row['class']}"
+        yield (1, STANDARD_SET.index(row["benchmark"]), row["class"] != "float32", name), row
 
 
 def describe_cell(row, base):
@@ -74,10 +73,12 @@ def describe_cell(row, base):
     if row is None:
         return ""
     reach = max(row["high"] - row["value"], row["value"] - row["low"]) / row["value"]  # NaN: unknown
-    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 else ""
+    is_of_two = row["processes"] == 2  # the interval is not around the slower one
+    interval = f"+-{format_number(100 * reach, '{:.2g}')} %" if reach > 0 and not is_of_two else ""
+    count = f"({'slower of ' if is_of_two else ''}{row['processes']})"
     ratio = ratio_of(row, base) if base else None
     times = f"{ratio.throughput:.3g}x" if ratio else ""
-    parts = interval, f"({row['processes']})", times, few_threads(row), row["flags"]
+    parts = interval, count, times, few_threads(row), row["flags"]
     return " ".join([format_number(row["value"]), *filter(None, parts)])
 
 

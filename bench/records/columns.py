@@ -1,7 +1,7 @@
 """Declare the columns of a results file, each once, and the flags.
 
 Roles. Work: rows are comparable only if these agree; setup: settings of the machine that change the speed; version:
-software and method; identity: which row of which machine; result: what was measured. Blank means unknown.
+software and method; identity: which row of which machine; result: what was measured.
 
 A script in the clone finds the median of the undisturbed processes of each work and setup so:
 
@@ -138,7 +138,7 @@ COLUMNS = {
 FLAGS = {
     "uneven": "some windows stalled, so the mean is over 5 % below the median: quote the mean",
     "page_faults": "over 5 % of the time is spent reallocating memory in each step: unset LD_PRELOAD and the "
-    "variables MALLOC_..., if they are set",
+    "variables MALLOC_...",
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of the time: a larger BATCH_SIZE reduces its share",
@@ -178,3 +178,16 @@ def format_number(value, pattern="{:.4g}"):
 def format_ratio(value, digits=3):
     """Format a ratio with all significant digits: "1.00"; blank if it is unknown."""
     return format_number(value, f"{{:#.{digits}g}}").removesuffix(".")
+
+
+def describe_columns():
+    """Describe all columns as docs/columns.md does, in Markdown."""
+    head = "# Columns\n\nOf the results files, written from `bench/records/columns.py`. Blank means unknown.\n"
+    rows = [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
+    _, roles, *recipe = __doc__.split("\n\n")
+    table = "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows])
+    return "\n\n".join([table, " ".join(roles.split()), *recipe])
+
+
+if __name__ == "__main__":
+    print(describe_columns(), end="")

@@ -170,4 +170,6 @@ def describe_list(runs):
 def explain_flags(rows):
     """Explain the flags of a run's results, a line each."""
     flags = " ".join(row["flags"] for row in rows).split()
-    return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in FLAGS.items() if flag in flags)
+    can_unset = re.search(r"\b(LD_PRELOAD|MALLOC_\w+)=", " ".join(row["allocator"] or "" for row in rows))
+    known = FLAGS if can_unset else FLAGS | {"page_faults": FLAGS["page_faults"].partition(":")[0]}
+    return "\n".join(wrap(f"  {flag}: {words}", "    ") for flag, words in known.items() if flag in flags)

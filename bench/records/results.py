@@ -53,7 +53,7 @@ def append(path, *rows):
                 found, unfit = parse(text, path)
                 if unfit:  # they would be lost
                     fix = "fix or delete it, or move the file away"
-                    raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)]}: {fix}")
+                    raise ResultsError(f"{path}: line {min(unfit)} has {unfit[min(unfit)][1]}: {fix}")
                 text = HEADER + to_text(dict(zip(COLUMNS, cells, strict=True)) for cells in found.values())
             if text or rows:
                 line_end = "" if text.endswith("\n") or not text else "\n"
@@ -101,7 +101,7 @@ def read_text(path):
 
 
 def parse(text, path):
-    """Return ({number of a line: its cells, texts of all COLUMNS}, {that of one left out: what it has}).
+    """Return ({number of a line: its cells, texts of all COLUMNS}, {that of one left out: (its run_id, what it has)}).
 
     Spreadsheets write a byte order mark, `sep=;`, other delimiters. A later header, as of a file that `cat >>` added,
     names the columns of the lines below it. No cell has a line break.
@@ -122,7 +122,7 @@ def parse(text, path):
                 raise ResultsError(f"{path} is not a results file of this version ({why}): move it away")
             header = cells
         elif line.count('"') % 2 or len(cells) != len(header) or not "".join(cells).isprintable():
-            unfit[number] = "other cells than its header"
+            unfit[number] = dict(zip(header, cells, strict=False)).get("run_id"), "other cells than its header"
         else:
             row = dict(zip(header, cells, strict=True))
             rows[number] = [row.get(name, "") for name in COLUMNS]

@@ -29,9 +29,11 @@ def load(paths, warn=lambda line: None):
     """Read the rows of CSV files as one frame; one line to `warn` for a file with lines left out.
 
     Numbers are floats (NaN: unknown), and blank cells have the usual values. Added are `kind`, "cpu" or "gpu",
-    `published` (by others), and `is_disturbed` (ok, but by a process that other programs or swapping disturbed).
+    `published` (by others), `is_disturbed` (ok, but by a process that other programs or swapping disturbed), and
+    `is_whole` (all rows of its run could be read).
     """
     frames = [pd.DataFrame(columns=[*COLUMNS], dtype=str).astype(dict.fromkeys(NUMBERS, float))]
+    frames[0]["is_whole"] = False
     for path in paths:
         try:
             rows, unfit = results.parse(results.read_text(path), path)
@@ -45,11 +47,12 @@ def load(paths, warn=lambda line: None):
         fits = ~wrong.any(axis=1)
         for number, name in wrong.loc[~fits].idxmax(axis=1).items():
             needed = {"schema": SCHEMA, "machine": "a name"}.get(name, "a number such as 16.29")
-            unfit[number] = f"{name} {text.at[number, name]!r} instead of {needed}"
+            unfit[number] = text.at[number, "run_id"], f"{name} {text.at[number, name]!r} instead of {needed}"
         if unfit:
-            line, why = min(unfit.items())
-            warn(f"{path}: {len(unfit)} of {fits.sum() + len(unfit)} rows cannot be read: line {line} has {why}")
-        frames.append(text.assign(**numbers)[fits])
+            count, (line, (_, why)) = f"{len(unfit)} of {fits.sum() + len(unfit)} rows", min(unfit.items())
+            warn(f"{path}: {count} cannot be read, and their runs are left out: line {line} has {why}")
+        is_whole = ~text["run_id"].isin([run_id for run_id, _ in unfit.values() if run_id])
+        frames.append(text.assign(**numbers, is_whole=is_whole)[fits])
     found = pd.concat(frames, ignore_index=True)
     usual = {name: column.blank for name, column in COLUMNS.items() if column.blank}
     found = found.assign(
@@ -176,7 +179,7 @@ def latest(found):
 
     Added are `setup`, in words if those of this device differ, and `shown`, how it is told from others.
     """
-    found = found[(found["status"].eq("ok") | found["published"]) & (found["scope"] != "sustained")]
+    found = found[(found["status"].eq("ok") & found["is_whole"] | found["published"]) & (found["scope"] != "sustained")]
     ranked = found.assign(
         most=found["processes"].mask(found["undisturbed"], 0),
         method_version=found["method_version"].str.zfill(9),

@@ -17,7 +17,6 @@ OURS = GPU | {"batch_size": "64"}
 WRONG = [{"image_size": "128"}, {"scope": "end_to_end"}, {"world_size": "2"}, {"compile": "1"}]
 WRONG += [{"status": "unsynchronised"}, {"status": "cpu_time"}]
 WRONG = [OURS | rate(99) | CITED | each for each in WRONG]
-DEEP = LLM | rate(5) | {"phase": "decode", "depth": "0", "new_tokens": "127"}
 gpu_set, cpu_set = (lambda lines, kind=kind: pictures.draw_works(lines, kind) for kind in ("gpu", "cpu"))
 
 
@@ -35,7 +34,7 @@ def values_in(axes):
         (gpu_set, [OURS | rate(10), OURS | rate(7) | CITED, *WRONG], [7, 10]),
         (gpu_set, [OURS | rate(5), OURS | rate(9) | {"framework": "jax"}], []),
         (gpu_set, [OURS | rate(5), OURS | rate(6) | CITED | {"device": "cpu"}], []),
-        (cpu_set, [rate(5), rate(6) | CITED | {"device_name": "M1"}, DEEP], [5, 6]),
+        (cpu_set, [rate(5), rate(6) | CITED | {"device_name": "M1"}, LLM | rate(5)], [5, 6]),
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP, rate(5000) | MLP | {"data": "cifar10"}], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
@@ -77,14 +76,6 @@ def test_a_disturbed_bar_is_hatched_and_variables_are_other_settings(folder, loa
     (axes,) = gpu_set(load()).axes
     assert [bar.get_hatch() is None for bar in axes.patches] == [True, False]
     assert "disturbed, torch, other settings" in [text.get_text() for text in axes.texts]
-
-
-def test_decode_is_drawn_over_the_mean_tokens_in_the_cache_a_line_for_each_setting(folder, load):
-    write(folder, [DEEP | rate(4), DEEP | rate(9) | {"compile": "1"}])
-    assert pictures.llm_depth(load()) is None
-    write(folder, [DEEP | {"depth": "512", "new_tokens": "1"}])
-    (axes,) = pictures.llm_depth(load()).axes
-    assert [each.lines[0].get_xydata().tolist() for each in axes.containers] == [[[64, 4], [513, 5]]]
 
 
 def test_a_picture_needs_a_row_of_our_own_and_is_in_the_readme(folder):

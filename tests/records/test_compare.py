@@ -92,8 +92,9 @@ def test_a_work_that_became_much_slower_is_an_exit_status(tmp_path, capsys, befo
     assert ("exit status" in capsys.readouterr().out) == bool(status)
 
 
-def test_that_jax_has_no_work_in_common_with_an_uncompiled_pytorch_is_told(tmp_path, capsys):
-    write(tmp_path, [FIVE, FIVE | GPU], "a")
+def test_several_chips_and_that_jax_has_no_work_in_common_with_an_uncompiled_pytorch_are_told(tmp_path, capsys):
+    write(tmp_path, [FIVE, FIVE | {"cpu_id": "family 26"}, FIVE | GPU], "a")
     write(tmp_path, [FIVE | {"framework": "jax", "compile": "1"}], "b")
     compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "b"})
-    assert "COMPILE=1" in capsys.readouterr().out
+    out = "".join(capsys.readouterr())
+    assert ("COMPILE=1" in out, out.count("chips, family 25; family 26:"), out.count("chips")) == (True, 1, 1)

@@ -21,6 +21,7 @@ MATMUL = {"workload": "matmul", "model": "matmul", "tflops": "2"}
 LATER = {"timestamp": "2030-01-01T00:00:00+00:00"}
 CONTENDED = {"flags": "page_faults contended"} | LATER
 THREE = {"processes": 3}
+RUN = {"run_id": "x", "process": 1} | LATER
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,7 @@ THREE = {"processes": 3}
         ([rate(90), rate(110) | {"group": "x"} | THREE], {"value": 110}),
         ([rate(90) | THREE | CONTENDED, rate(110) | CONTENDED], {"value": 90}),  # the one with more processes
         ([rate(90) | {"method_version": 10}, rate(110) | LATER], {"value": 90}),
+        ([rate(90), rate(110) | RUN, rate(110) | RUN | {"process": 2, "throughput": "1,2"}], {"value": 90}),
         ([rate(1000, width=0.1) | MATMUL], {"value": 2, "low": 1.8, "high": 2.2, "per": "TFLOP/s"}),
         ([rate(10), rate(20) | {"power_source": "ac", "low_power_mode": "0"}], {"setup": "", "value": 20}),
         ([rate(10), rate(20) | {"scope": "sustained"}], {"value": 10}),
