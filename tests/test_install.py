@@ -45,13 +45,11 @@ BUILT_IN, ARC = ("0000:00:02.0", "0x8086"), ("0000:03:00.0", "0x8086")
 
 # machine: (its settings, exit status, what uv was asked to install at last, words of the last line)
 MACHINES = {
-    "an A100 with driver 550": ({"cards": A100}, 0, CU126, "550.54.14"),
     "an A100, no index": ({"cards": A100, "refuses": "cu126"}, 2, None, "driver 580 PYTHON="),
     "an RTX 5090 with driver 570": ({"cards": RTX_5090}, 2, None, "driver 580 PYTHON= USE_GPU=0"),
     "a V100 with driver 580": ({"cards": "580.95.05, 7.0"}, 0, CU126, "580.95.05"),
     "a K80 with driver 470": ({"cards": "470.82.01"}, 2, None, "driver 525 PYTHON= USE_GPU=0"),
     "the second of two": ({"cards": TWO, "CUDA_VISIBLE_DEVICES": "1,0"}, 0, CU126, "550.54.14"),
-    "no driver": ({}, 0, CPU, "cpu"),
     "no driver, no index": ({"refuses": "--torch-backend"}, 0, PYPI, "PyPI"),
     "a login node, CUDA 12": ({"CUDA_BUILD": "12"}, 0, CU126, "CUDA_BUILD=12 550"),
     "no Python": ({"python": "none", "cause": "No interpreter found"}, 2, None, "cause: PYTHON= python3.12"),
@@ -69,7 +67,7 @@ MACHINES = {
     "JAX, driver 550": ({"cards": A100, "file": JAX}, 0, "-r .venv.txt", ".venv.txt"),
     "MLX, a V100": ({"cards": "580.95.05, 7.0", "file": MLX}, 2, None, "7.5 FRAMEWORK=torch USE_GPU=0"),
     "JAX, no driver": ({"file": JAX}, 0, "-r requirements/jax-cpu.txt", "jax-cpu"),
-    "no uv": (NO_UV, 0, CPU, "cpu"),
+    "no driver, no uv": (NO_UV, 0, CPU, "cpu"),
     "no uv and no venv": (NO_UV | {"python3": BROKEN_SMI, "refuses": "all"}, 2, None, "python3-venv PYTHON="),
     "plots": ({"file": "requirements/common.txt", "cards": RTX_5090}, 0, "-r requirements/common.txt", "common"),
 }

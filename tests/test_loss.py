@@ -44,46 +44,43 @@ cells |= {"stop_reason": "slices" if any(slices) else "max_seconds", "rates": f"
 write(LINE | cells)
 note("ends")
 """
+# What a command does, in a process of its own whose children are PROGRAM.
 START = """
 import os, sys
 from bench import process, run
 from bench.records import report
-run.SCRIPTS["image"] = os.environ["CHILD"]
-"""
-IMAGE = f"""{START}
-sys.exit(process.run_script(lambda: run.measure_command("image", report.describe_run)))
-"""
-BEST = f"""{START}
-import best_settings
-sys.exit(process.run_script(best_settings.main))
-"""
-ALL = f"""{START}
-import measure_all
 from bench.records.rows import complete_row
 from bench.settings import read_runs
+run.SCRIPTS["image"] = os.environ["CHILD"]
 
-def measure():
-    runs = {{each.settings.model: each for each in read_runs("image")}}
+def measure_image():
+    return run.measure_command("image", report.describe_run)
+
+def measure_best():
+    import best_settings
+    return best_settings.main()
+
+def measure_set():
+    import measure_all
+    runs = {each.settings.model: each for each in read_runs("image")}
     host = run.read_machine([runs["a"]])
-    measure_all.measure_benchmarks(runs, complete_row(host, {{"device": "cpu"}}), host, runs["a"].settings.results_dir)
+    measure_all.measure_benchmarks(runs, complete_row(host, {"device": "cpu"}), host, runs["a"].settings.results_dir)
     print("the card")
-
-sys.exit(process.run_script(measure))
 """
-LIST = IMAGE + "# a list that is compared"
-SETTINGS = {
-    ALL: {"MODEL": "a,b,c", "RUNS": "2"},
-    IMAGE: {"MODEL": "a,b,c", "RUNS": "2"},
-    LIST: {"MODEL": "a", "RUNS": "3", "MEMORY_FORMAT": "channels_first,channels_last", "MAX_SECONDS": "0.01"},
-    BEST: {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "PRECISION": "float32", "COMPILE": "0"},
+COMPARED = {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "MAX_SECONDS": "0.01"}
+COMMANDS = {  # name: (what it calls, settings)
+    "make image": ("measure_image", {"MODEL": "a,b,c", "RUNS": "2"}),
+    "a list": ("measure_image", COMPARED | {"RUNS": "3"}),
+    "make best": ("measure_best", COMPARED | {"PRECISION": "float32", "COMPILE": "0", "BATCH_SIZE": "4"}),
+    "make all": ("measure_set", {"MODEL": "a,b,c", "RUNS": "2"}),
 }
-SETTINGS[BEST] |= {"BATCH_SIZE": "4", "MAX_SECONDS": "0.01"}
 
 
 class Command:
     """A command in a process of its own, with a results folder of its own."""
 
-    def __init__(self, program, folder, **streams):
+    def __init__(self, name, folder, **streams):
+        function, settings = COMMANDS[name]
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.log = folder / "log"
@@ -91,8 +88,8 @@ class Command:
         environ = {"RESULTS_DIR": str(folder), "MACHINE": "m", "USE_GPU": "0", "LOG": str(self.log)}
         environ["CHILD"] = str(folder / "child.py")
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env=os.environ | environ | SETTINGS[program],
+            [sys.executable, "-c", f"{START}\nsys.exit(process.run_script({function}))"],
+            env=os.environ | environ | settings,
             **{"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True} | streams,
         )
 
@@ -123,43 +120,43 @@ SIGNALS = [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
-def test_a_signal_loses_no_complete_process(program, moment, tmp_path):
-    command = Command(program, tmp_path / "results")
-    before = command.stop_after(moment + 2 * (program == BEST), *SIGNALS[moment % 2])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_signal_loses_no_complete_process(name, moment, tmp_path):
+    command = Command(name, tmp_path / "results")
+    before = command.stop_after(moment + 2 * (name == "make best"), *SIGNALS[moment % 2])
     rows = command.rows()
     assert command.process.returncode == 130, command.errors
     ended = sum(event.startswith("ends") for event in before)
     # One process may be about to end, and a round of two is stored when both have ended.
     assert count_processes(rows) >= ended - 1, (before, command.errors)
-    if program == ALL:  # it goes on, and each work then has a run of two processes
-        rows = Command(ALL, command.folder).rows()
-        assert sorted((row["model"], row["process"]) for row in rows) == [(name, i) for name in "abc" for i in "12"]
+    if name == "make all":  # it goes on, and each work then has a run of two processes
+        rows = Command(name, command.folder).rows()
+        assert sorted((row["model"], row["process"]) for row in rows) == [(model, i) for model in "abc" for i in "12"]
         assert len({row["run_id"] for row in rows}) == 3
         assert len(command.events()) <= 2 * (6 + 1)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
-def test_a_kill_leaves_whole_rows(program, moment, tmp_path):
-    command = Command(program, tmp_path / "results")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_kill_leaves_whole_rows(name, moment, tmp_path):
+    command = Command(name, tmp_path / "results")
     before = command.stop_after(moment, signal.SIGKILL)
     begun = [event.split()[1] for event in before if event.startswith("begins")]
     # Of a list, whose processes are alive together, each round that had ended is stored, of others each process.
-    size = 2 if program in (LIST, BEST) else 1
+    size = 2 if name in ("a list", "make best") else 1
     assert count_processes(command.rows()) >= size * ((len(begun) - 1) // size)
 
 
-@pytest.mark.parametrize("program", [IMAGE, LIST, BEST, ALL], ids=["make image", "a list", "make best", "make all"])
-def test_what_cannot_be_printed_is_stored(program, tmp_path):
-    is_full = program == IMAGE and os.path.exists("/dev/full")
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_cannot_be_printed_is_stored(name, tmp_path):
+    is_full = name == "make image" and os.path.exists("/dev/full")
     if is_full:
         end = os.open("/dev/full", os.O_WRONLY)
     else:
         other, end = os.pipe()  # whose reader has gone
         os.close(other)
-    command = Command(program, tmp_path / "results", stdout=end)
+    command = Command(name, tmp_path / "results", stdout=end)
     os.close(end)
-    assert count_processes(command.rows()) == {IMAGE: 2, LIST: 6, BEST: 16, ALL: 6}[program]
+    assert count_processes(command.rows()) == {"make image": 2, "a list": 6, "make best": 16, "make all": 6}[name]
     assert command.process.returncode == (2 if is_full else 0)  # as of `| head -1`
     assert "Traceback" not in command.errors

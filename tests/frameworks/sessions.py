@@ -13,7 +13,7 @@ from bench.timing.windows import Timer
 from bench.workloads.workload import LEARNING_RATES
 from diffusion_benchmark import DENOISERS
 from tests.conftest import GIVEN, TESTED
-from tests.fakes import workload_of_command
+from tests.fakes import Clock, workload_of_command
 from tests.frameworks.torch_reference import TINY
 from transformer_benchmark import ENCODERS
 
@@ -74,24 +74,19 @@ class Opener:
         return self.framework.open_session(workload, settings, "device")
 
 
-class StepClock:
-    """A clock by which each step of a session takes 0.1 s: no result depends on the speed of the machine."""
-
-    def __init__(self, session):
-        self.now, self.step = 0.0, session.step
-        session.step = self.count_step
-
-    def count_step(self):
-        self.now += 0.1
-        self.step()
-
-    def __call__(self):
-        return self.now
-
-
 def measure_and_check(session, items=2):
-    """Measure a session for a moment, and check its result as a child does; returns the cells."""
-    measured = Timer(session, items, max_seconds=0.1, clock=StepClock(session)).measure()
+    """Measure a session for a moment, and check its result as a child does; returns the cells.
+
+    Each step takes 0.1 s of its clock: no result depends on the speed of the machine.
+    """
+    clock, step = Clock(), session.step
+
+    def count_step():
+        clock.sleep(0.1)
+        step()
+
+    session.step = count_step
+    measured = Timer(session, items, max_seconds=0.1, clock=clock).measure()
     if kept := session.copy_items():
         session.output_error = check.check_output(session, *kept)
     return measured
