@@ -132,7 +132,6 @@ GPU_PEAKS = [
 ]
 TRAINING = [
     *repeat(measure(2498, ON_GPU, POWER)),
-    *repeat(measure(8210, ON_GPU, POWER, {"phase": "forward", "flops_per_item": 8.2e9})),
     *repeat(measure(3990, ON_GPU, UNSET, {"phase": "backward", "flops_per_item": 1.58e10})),
     *repeat(measure(152_000, ON_GPU, {"phase": "optimizer", "flops_per_item": None, "flags": "barrier_shows"})),
 ]

@@ -55,11 +55,6 @@ WRITTEN_BY_CODE = {Path("docs/columns.md")}
 STANDARD_LIBRARY_ONLY = ("bench.settings", "bench.host.environment", "bench.doctor")  # they run before an install
 
 
-def module_name(path):
-    parts = path.with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
 def imports_of(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -69,7 +64,8 @@ def imports_of(path):
             yield from (name if name in FILES else node.module for name in inner)
 
 
-FILES = {module_name(path): path for path in [*Path("bench").rglob("*.py"), *SCRIPTS]}
+PATHS = [*Path("bench").rglob("*.py"), *SCRIPTS]
+FILES = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): path for path in PATHS}
 
 
 def layer_of(module):

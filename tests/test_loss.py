@@ -81,7 +81,6 @@ class Command:
 
     def __init__(self, name, folder, **streams):
         function, settings = COMMANDS[name]
-        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.log = folder / "log"
         (folder / "child.py").write_text(PROGRAM)
@@ -122,7 +121,7 @@ SIGNALS = [(signal.SIGTERM,), (signal.SIGHUP, signal.SIGHUP)]
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_loses_no_complete_process(name, moment, tmp_path):
-    command = Command(name, tmp_path / "results")
+    command = Command(name, tmp_path)
     before = command.stop_after(moment + 2 * (name == "make best"), *SIGNALS[moment % 2])
     rows = command.rows()
     assert command.process.returncode == 130, command.errors
@@ -139,7 +138,7 @@ def test_a_signal_loses_no_complete_process(name, moment, tmp_path):
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_kill_leaves_whole_rows(name, moment, tmp_path):
-    command = Command(name, tmp_path / "results")
+    command = Command(name, tmp_path)
     before = command.stop_after(moment, signal.SIGKILL)
     begun = [event.split()[1] for event in before if event.startswith("begins")]
     # Of a list, whose processes are alive together, each round that had ended is stored, of others each process.
@@ -155,7 +154,7 @@ def test_what_cannot_be_printed_is_stored(name, tmp_path):
     else:
         other, end = os.pipe()  # whose reader has gone
         os.close(other)
-    command = Command(name, tmp_path / "results", stdout=end)
+    command = Command(name, tmp_path, stdout=end)
     os.close(end)
     assert count_processes(command.rows()) == {"make image": 2, "a list": 6, "make best": 16, "make all": 6}[name]
     assert command.process.returncode == (2 if is_full else 0)  # as of `| head -1`

@@ -15,7 +15,6 @@ from bench import child, frameworks, run
 from bench.host import meters, ranks
 from bench.settings import read_runs
 from bench.timing import MeasurementError
-from image_benchmark import choose_workers
 from tests.rows import read_rows
 
 SMALL = {"MODEL": "mlp-16", "DATA": "synthetic", "MAX_SECONDS": "0.1", "MACHINE": "m", "USE_GPU": "0", "RUNS": "1"}
@@ -41,16 +40,9 @@ def test_ranks_are_started_by_torchrun_on_one_machine_or_several(monkeypatch, en
     assert run.count_processes(one) == (1 if "PET_NNODES" in environ else 3)
 
 
-class TwoRanks(ranks.Group):
-    """A group whose other rank answers with a value of its own."""
-
-    ranks = ranks.Ranks(1, 4, 1, 2, are_many=True)
-
-    def __init__(self, other):
-        self.other = other
-
-    def gather(self, value):
-        return [value, self.other]
+def two_ranks(other):
+    """Return a group whose other rank answers with a value of its own."""
+    return SimpleNamespace(ranks=ranks.Ranks(1, 4, 1, 2, are_many=True), gather=lambda value: [value, other])
 
 
 @pytest.mark.parametrize(("free", "fitting"), [(2**26, 0), (2**31, 2), (2**40, 8)])
@@ -59,7 +51,8 @@ def test_workers_share_their_batches(monkeypatch, tmp_path, caplog, free, fittin
     monkeypatch.setattr(image_benchmark.shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
     monkeypatch.setattr(image_benchmark.resources, "usable_cores", lambda: 8)
     workload = SimpleNamespace(batch_bytes=2**28)
-    assert choose_workers(read_runs("image", {})[0].settings, workload, ranks.Group(), tmp_path) == fitting
+    settings = read_runs("image", {})[0].settings
+    assert image_benchmark.choose_workers(settings, workload, ranks.Group(), tmp_path) == fitting
     assert ("64 MiB" in caplog.text and "--shm-size" in caplog.text) == (fitting == 0)
 
 
@@ -71,17 +64,16 @@ def test_a_launcher_that_does_not_tell_the_local_rank_starts_one_on_each_node():
 def test_ranks_must_have_the_same_weights_after_training():
     session = SimpleNamespace(copy_items=lambda: None, matrices=lambda: [("fc", np.ones(3))])
     sums = [zlib.crc32(np.ones(3).tobytes())]
-    measurer = child.Measurer(None, None, CPU, meters.Instruments(), TwoRanks(sums), print, None)
+    measurer = child.Measurer(None, None, CPU, meters.Instruments(), two_ranks(sums), print, None)
     measurer.check_last_step(session, {}, print)
     with pytest.raises(MeasurementError, match=r"\[1\]") as error:
-        replace(measurer, group=TwoRanks([1])).check_last_step(session, {}, print)
+        replace(measurer, group=two_ranks([1])).check_last_step(session, {}, print)
     assert error.value.status == "wrong_output"
 
 
 # mlp_benchmark.py with rank 1 out of memory before a backward pass of PHASE=backward.
 SCRIPT = """
 import os, sys
-sys.path.insert(0, os.getcwd())
 from bench import run
 from bench.frameworks import session
 from mlp_benchmark import mlp_workload
