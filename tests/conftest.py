@@ -29,15 +29,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__file__).parent.rglob("test_*.py")}
-OWN = {name: {f"frameworks/test_{name}.py"} for name in FRAMEWORKS}
-for name in ("tensorflow", "jax"):
-    OWN[name].add("frameworks/test_keras.py")
 GIVEN = {name: os.environ[name] for name in ("FRAMEWORK", "USE_GPU") if os.environ.get(name)}
 TESTED = read_settings("tests", GIVEN).framework
 USE_GPU = read_settings("tests", GIVEN).use_gpu
-OTHERS = set().union(*OWN.values()) - OWN[TESTED]
+OWN = {f"frameworks/test_{TESTED}.py"} | ({"frameworks/test_keras.py"} if TESTED in ("tensorflow", "jax") else set())
+OTHERS = {f"frameworks/test_{name}.py" for name in (*FRAMEWORKS, "keras")} - OWN
 SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
-collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN[TESTED] - SHARED)
+collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN - SHARED)
 
 
 @pytest.fixture(autouse=True)

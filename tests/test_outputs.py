@@ -168,11 +168,10 @@ def test_the_doctor_tries_a_real_framework(monkeypatch, capsys, tmp_path):
     assert doctor.report_framework("torch") == 1
 
 
-@pytest.mark.parametrize("command", [["-m", "bench.doctor"], ["compare_results.py"]])
-def test_a_command_is_silent_if_its_reader_has_gone(command):
-    """As in `make doctor | head -3`."""
+def test_the_doctor_is_silent_if_its_reader_has_gone():
+    """As in `make doctor | head -3`. Of the scripts tests/test_loss.py has the same."""
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, *command], stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-m", "bench.doctor"], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
