@@ -32,7 +32,8 @@ ALL = {path.relative_to(Path(__file__).parent).as_posix() for path in Path(__fil
 GIVEN = {name: os.environ[name] for name in ("FRAMEWORK", "USE_GPU") if os.environ.get(name)}
 TESTED = read_settings("tests", GIVEN).framework
 USE_GPU = read_settings("tests", GIVEN).use_gpu
-OWN = {f"frameworks/test_{TESTED}.py"} | ({"frameworks/test_keras.py"} if TESTED in ("tensorflow", "jax") else set())
+KERAS = ["keras"] if TESTED in ("tensorflow", "jax") else []
+OWN = {f"frameworks/test_{name}.py" for name in (TESTED, *KERAS)}
 OTHERS = {f"frameworks/test_{name}.py" for name in (*FRAMEWORKS, "keras")} - OWN
 SHARED = {"frameworks/test_contract.py", "frameworks/test_llm.py"}
 collect_ignore = sorted(OTHERS if TESTED == "torch" else ALL - OWN - SHARED)

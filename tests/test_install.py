@@ -147,8 +147,8 @@ def fresh_make(tmp_path):
     return call
 
 
-WRONG = ["image BATCHSIZE=8", "diffusion FRAMEWORK=mlx", "best WORKLOAD=llm PRECISION=fp8", "install FRAMEWORK=pytroch"]
-WRONG += ["image all FRAMEWORK=torch,jax", "image all MODEL=vgg11", "plot A=x"]
+WRONG = ["image BATCHSIZE=8", "diffusion FRAMEWORK=mlx", "best WORKLOAD=llm PRECISION=fp8", "plot A=x"]
+WRONG += ["install FRAMEWORK=pytroch", "image all FRAMEWORK=torch,jax", "image all MODEL=vgg11"]
 
 
 @pytest.mark.parametrize("line", WRONG)

@@ -140,7 +140,8 @@ def test_ctrl_c_keeps_the_complete_windows(step, limits):
         return 0.010
 
     fake, began = Device(Clock(), work=press), []
-    watch = SimpleNamespace(start=lambda: began.append(fake.steps), stop=lambda **_: ([], {}), look=lambda items: None)
+    watch = SimpleNamespace(start=lambda: began.append(fake.steps), look=lambda items: None)
+    watch.stop = lambda **_: ([], {})
     with nullcontext() if limits else pytest.raises(KeyboardInterrupt):  # there is no complete window yet
         result = run(fake, watch=watch, **limits)
         assert result.stop_reason == "interrupted"
