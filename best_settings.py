@@ -9,7 +9,6 @@ The fastest so far and single changes of it are compared as a list is, until non
 are compared once more: luck in the steps before does not count. docs/best.md explains this and the answer.
 """
 
-import functools
 import itertools
 import logging
 import os
@@ -20,10 +19,10 @@ from contextlib import suppress
 from dataclasses import replace
 
 from bench import process
-from bench.records import report, tables
+from bench.records import report, results, tables
 from bench.records.columns import COLUMNS, describe_work
 from bench.records.verdict import compare_runs
-from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
+from bench.run import find_device, has_result, measure_rounds, progress, read_machine
 from bench.settings import DECLARED, GENERATION, PARTS, Run, SettingError, list_runs, read_runs, read_settings
 
 log = logging.getLogger("bench")
@@ -68,10 +67,10 @@ def list_values(runs, device):
         left_out += ("bfloat16", "mixed_bfloat16")
     values = {}
     for name, tried in TRIED.items():
-        default = str(settings.cell(name.lower()))
+        default = str(getattr(settings, name.lower()))
         texts = []
         if name in runs[0].environ:
-            texts = [str(run.settings.cell(name.lower())) for run in runs]
+            texts = [str(getattr(run.settings, name.lower())) for run in runs]
         elif default != "None":  # else this workload does not use it
             for text in tried[: tried.index(default)] if default in tried else tried:
                 with suppress(SettingError):  # this framework does not have it in this phase
@@ -82,55 +81,59 @@ def list_values(runs, device):
 
 
 class Search:
-    """A search in progress. A candidate is a frozenset of (setting, value), in which it differs from the default.
+    """A search in progress. A candidate is a Run, whose choices are the settings in which it differs from the default.
 
     Attributes:
         rows: {candidate: rows of all its processes}.
         gains: {candidate: its last comparison with another one, in words}.
-        undecided: {candidate: the rounds for which there was time}, if some were missing; untried: changes, in words.
-        failed: candidates whose last process failed.
-        answer: the fastest; the default if that was faster in one of their last pairs.
+        undecided: {candidate: "2 of 3 rounds"}, for which the time was over before that comparison had all of them.
+        failed: candidates of which a process failed.
+        fastest: the best so far; at the end the default, if that was faster in one of their last pairs.
+        deadline: when the last process has to end.
         error: what has ended the search; None: the search itself.
     """
 
     def __init__(self, run: Run, values, doubles, host, max_minutes):
         """Prepare a search over {setting: values}, then over batch sizes if it `doubles` them."""
         self.values, self.doubles, self.host = values, doubles, host
-        # The same candidate is the same run in all steps. Its choices are what the log calls it.
-        self.find_run = functools.cache(
-            lambda each: replace(run.with_settings(**dict(each)), choices=dict(sorted(each)))
-        )
         self.began, self.minutes, self.seconds = time.monotonic(), max_minutes, run.settings.max_seconds
-        self.default = self.fastest = self.answer = frozenset()
-        self.rows, self.gains, self.undecided, self.numbers = {}, {}, {}, itertools.count(1)
-        self.failed, self.untried, self.error = set(), [], None
+        self.default = self.fastest = replace(run, choices={})
+        self.rows, self.gains = {self.default: []}, {}
+        self.undecided, self.failed, self.numbers, self.error = {}, set(), itertools.count(1), None
 
     def run_steps(self):
         """Take steps until nothing gains or the time is over, then compare the fastest with the default."""
+        self.deadline = self.began + SEARCH_SHARE * 60 * self.minutes
         while (changes := self.list_changes()) and self.has_time(1 + len(changes)):
             self.take_step(changes)
+        self.undecided |= dict.fromkeys(changes, "not tried")
         has_gained = self.doubles
-        while has_gained and not (changes or self.undecided) and self.has_time(2):
-            batch_size = 2 * self.find_run(self.fastest).settings.batch_size
-            has_gained = self.take_step([self.change("BATCH_SIZE", str(batch_size))])
-        self.untried = [*map(describe, changes), *["larger batches"] * has_gained]
-        if self.fastest != self.default:
-            final = self.compare([self.default, self.fastest], FINAL_ROUNDS, share=1)[self.fastest]
-            self.answer = self.default if final and final.ratio.low <= 1 else self.fastest
+        while has_gained:
+            larger = self.change("BATCH_SIZE", str(2 * self.fastest.settings.batch_size))
+            if self.undecided or not self.has_time(2):
+                self.undecided[larger] = "not tried"
+                break
+            has_gained = self.take_step([larger])
+        self.deadline = self.began + 60 * self.minutes
+        if self.fastest is not self.default:
+            final = self.compare([self.default, self.fastest], FINAL_ROUNDS)[self.fastest]
+            self.fastest = self.default if final and final.ratio.low <= 1 else self.fastest
 
-    def has_time(self, count, share=SEARCH_SHARE):
-        """Return whether a round of `count` processes, as slow as the last ones, ends within a share of the time."""
-        return not self.error and time.monotonic() + count * self.seconds < self.began + share * 60 * self.minutes
+    def has_time(self, count):
+        """Return whether a round of `count` processes, as slow as the last ones, ends in time."""
+        return not self.error and time.monotonic() + count * self.seconds < self.deadline
 
     def change(self, name, text):
-        """Return the fastest candidate with another value of a setting."""
-        return frozenset((dict(self.fastest) | {name: text}).items())
+        """Return the fastest candidate with another value of a setting; what was measured is always the same run."""
+        choices = self.fastest.choices | {name: text}
+        known = [each for each in self.rows if each.choices == choices]
+        return known[0] if known else replace(self.fastest.with_settings(**{name: text}), choices=choices)
 
     def list_changes(self):
         """List the changes of the fastest that were not measured, but not to values that failed."""
-        gone = set().union(*self.failed)
+        gone = [pair for each in self.failed for pair in each.choices.items()]
         pairs = [(name, text) for name, texts in self.values.items() for text in texts if (name, text) not in gone]
-        return [each for each in itertools.starmap(self.change, pairs) if each not in self.rows]
+        return [each for each in itertools.starmap(self.change, pairs) if not self.rows.get(each)]
 
     def take_step(self, changes):
         """Measure changes of the fastest, and keep the one that gains most; return whether one gains."""
@@ -142,49 +145,51 @@ class Search:
         self.fastest = max(gains, key=gains.__getitem__, default=self.fastest)
         return bool(gains)
 
-    def list_rounds(self, most, count, share):
+    def list_rounds(self, most, count):
         """Yield the numbers of `most` rounds or fewer, each of `count` processes, while there is time."""
-        for number in itertools.takewhile(lambda _: self.has_time(count, share), itertools.islice(self.numbers, most)):
+        for _ in range(most):
+            if not self.has_time(count):
+                return
             began = time.monotonic()
-            yield number
+            yield next(self.numbers)
             self.seconds = (time.monotonic() - began) / count
 
-    def compare(self, candidates, most, share=SEARCH_SHARE):
-        """Measure candidates as a list is, in rounds; return {candidate: its Comparison with the first, or None}."""
-        rows_by_run = {self.find_run(each): [] for each in candidates}
+    def compare(self, candidates, most):
+        """Measure candidates as a list is, in rounds; return {each of the others: its Comparison with the first}."""
+        measured = {each: [] for each in candidates}
         try:
             with progress(most * len(candidates)) as show:
-                measure_rounds(rows_by_run, self.host, show, self.list_rounds(most, len(candidates), share))
+                measure_rounds(measured, self.host, show, self.list_rounds(most, len(candidates)))
         except (KeyboardInterrupt, SettingError) as error:  # what was measured counts
             self.error = error
-        measured = dict(zip(candidates, rows_by_run.values(), strict=True))
-        self.rows |= {each: self.rows.get(each, []) + rows for each, rows in measured.items() if rows}
-        self.failed = {each for each, rows in self.rows.items() if rows[-1]["status"] not in ("ok", "interrupted")}
-        found = {each: compare_runs(rows, measured[candidates[0]], COLUMNS) for each, rows in measured.items()}
-        for each in candidates[1:]:
-            if pair := found[each]:
-                self.gains[each] = report.describe_comparison(pair, describe(candidates[0]))
-            self.undecided[each] = f"{describe(each)} ({pair.pairs if pair else 0} of {most} rounds)"
+        for each, rows in measured.items():
+            self.rows[each] = self.rows.get(each, []) + rows
+            if rows and rows[-1]["status"] not in ("ok", "interrupted"):
+                self.failed.add(each)
+        first, *others = candidates
+        found = {each: compare_runs(measured[each], measured[first], COLUMNS) for each in others}
+        self.gains |= {each: report.describe_comparison(pair, describe(first)) for each, pair in found.items() if pair}
+        for each, pair in found.items():
+            self.undecided[each] = f"{pair.pairs if pair else 0} of {most} rounds"
             if each in self.failed or (pair and pair.pairs == most):
                 del self.undecided[each]
         return found
 
     def describe_answer(self, of_runs):
-        """Return the lines of the answer: all that was tried, the fastest, what time was short for, the command.
+        """Return the lines of the answer: all that was tried, the fastest, what is not decided, the command.
 
         Args:
             of_runs: {run_id: its results, dicts}.
         """
-        tried = [(describe(each), of_runs.get(self.find_run(each).run_id), self.gains.get(each)) for each in self.rows]
+        tried = [(describe(each), of_runs.get(each.run_id), self.gains.get(each)) for each in self.rows]
         tried = [each for each in tried if each[1]]
-        so_far = " so far (a larger MAX_MINUTES tries more)" if self.undecided or self.untried else ""
-        lines = [report.describe_list(tried), "", f"the fastest settings{so_far}: {describe(self.answer)}"]
-        if self.fastest != self.default:
-            lines.append(f"{describe(self.fastest)}: {self.gains[self.fastest]}")
-        for words, changes in (("not decided", self.undecided.values()), ("not tried", self.untried)):
-            lines += [f"{words}: {'; '.join(changes)}"] if changes else []
-        run = self.find_run(self.answer)
-        used = [name.upper() for name in DECLARED if run.settings.cell(name) is not None]
+        so_far = " so far (a larger MAX_MINUTES tries more)" if self.undecided else ""
+        lines = [report.describe_list(tried), "", f"the fastest settings{so_far}: {describe(self.fastest)}"]
+        if self.undecided:
+            words = (f"{describe(each)} ({why})" for each, why in self.undecided.items())
+            lines.append(f"not decided: {'; '.join(words)}")
+        run = self.fastest
+        used = [name.upper() for name in DECLARED if getattr(run.settings, name) is not None]
         words = [f"{name}={shlex.quote(run.environ[name])}" for name in used if name in run.environ]
         lines += ["", "To measure it again:", f"    make {run.command} {' '.join(words)}"]
         lines += ["To set the same in a script of your own: docs/best.md"]
@@ -194,10 +199,10 @@ class Search:
         return lines
 
 
-def describe(candidate):
+def describe(candidate: Run):
     """Describe a candidate: "bfloat16 with compiled and channels_last"."""
-    changes = [(name.lower(), text) for name, text in sorted(candidate, key=lambda each: [*TRIED].index(each[0]))]
-    words = [describe_work({name: text}, [name]) or f"{name} {text}" for name, text in changes]
+    changes = {name.lower(): text for name, text in candidate.choices.items()}
+    words = [describe_work(changes, [name]) or f"{name} {text}" for name, text in changes.items()]
     first, *others = words or ["the default"]
     return f"{first} with {' and '.join(others)}" if others else first
 
@@ -217,15 +222,14 @@ def main():
     fixed |= {"SCOPE": "device", "DATA": settings.data or "synthetic"}  # CIFAR-10 is as fast, but has to be downloaded
     search = Search(runs[0].with_settings(**fixed), values, doubles, host, search_settings.max_minutes)
     search.run_steps()
-    default_rows = search.rows.get(search.default, [])
+    default_rows = search.rows[search.default]
     found = tables.read(settings.results_dir)
-    run_ids = [search.find_run(each).run_id for each in search.rows]
-    of_runs = {run_id: tables.to_dicts(found[found["run_id"] == run_id]) for run_id in run_ids}
-    answer = of_runs.get(search.find_run(search.answer).run_id)  # None or []: it could not be stored
+    of_runs = {each.run_id: tables.to_dicts(found[found["run_id"] == each.run_id]) for each in search.rows}
+    answer = of_runs.get(search.fastest.run_id)  # []: it could not be stored
     if has_result(default_rows) and answer:
         print(report.describe_run(answer, tables.latest(found)))
         print("\n".join(search.describe_answer(of_runs)), end="\n\n")
-        print_paths(settings.results_dir, answer)
+        print(f"added to {results.display_path(results.path_of(settings.results_dir, answer[0]))}", flush=True)
     if search.error:
         raise search.error
     if not has_result(default_rows):

@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from operator import itemgetter
 
 from bench import process
 from bench.host import environment, resources
@@ -24,7 +23,7 @@ from bench.plots import card, table
 from bench.records import results, tables
 from bench.records.likeness import choose_peaks
 from bench.records.rows import complete_row
-from bench.run import find_device, has_result, measure_rounds, print_paths, progress, read_machine
+from bench.run import find_device, has_result, measure_rounds, progress, read_machine
 from bench.settings import ROOT, Run, SettingError, read_runs
 from bench.workloads.standard_set import RUNS, SIXTEEN, STANDARD_SET, SWEEP
 from tflops_sweep import describe_sweep
@@ -90,84 +89,86 @@ def find_programs(commit):
     return newest[:12] + ("-dirty" if commit and commit.endswith("-dirty") else "")
 
 
-def list_processes(rows, *statuses):
-    """Return the numbers of the processes of rows, or only of those with these statuses."""
-    return {int(row["process"]) for row in rows if row["status"] in statuses or not statuses}
-
-
 def has_died(row):
     """Return whether a row is that of a process that ended in the middle of its work: it may have had more to do."""
     return row["status"] in ("crashed", "timed_out") or row["note"].startswith("ended by signal")
 
 
-def is_missing(run: Run, rows, begun):
+def judge_process(rows):
+    """Return what a process did, from its rows: "undisturbed", "disturbed", "failed" or "interrupted"."""
+    statuses = {row["status"] for row in rows}
+    if "ok" in statuses and not any(map(has_died, rows)):
+        return "disturbed" if any(row["is_disturbed"] for row in rows) else "undisturbed"
+    return "interrupted" if "interrupted" in statuses else "failed"
+
+
+def is_missing(run: Run, processes, begun):
     """Return whether a run needs another process: fewer than RUNS are undisturbed, and it has not failed twice.
 
     Args:
+        processes: {number: what it did}.
         begun: how many this call of `make all` has begun: at most twice RUNS.
     """
-    measured = list_processes(rows, "ok") - list_processes(filter(has_died, rows))
-    failed = list_processes(rows) - measured - list_processes(rows, "interrupted")
-    undisturbed = measured - list_processes(filter(itemgetter("is_disturbed"), rows))
-    return len(undisturbed) < run.settings.runs and len(failed) < 2 and begun < 2 * run.settings.runs
+    counts = Counter(processes.values())
+    return counts["undisturbed"] < run.settings.runs and counts["failed"] < 2 and begun < 2 * run.settings.runs
 
 
-def measure_benchmarks(benchmarks, blank, host, folder):
+def measure_benchmarks(benchmarks, blank, host, path):
     """Measure what is missing of benchmarks: always a process of the one that has the fewest.
 
     Args:
         benchmarks: {name: run with RUNS}.
         blank: a row of this machine and device without a result.
+        path: the machine's results file.
 
     Returns:
-        The results of all of them, new or stored, as a frame; the number of new processes; the run_ids of which another
-        call would measure more.
+        The results of all of them, new or stored, as a frame.
 
     Raises:
         SettingError: a process has no row in the file afterwards.
     """
-    path = results.path_of(folder, blank)
     programs = find_programs(blank["commit"])
     runs = {}
     for name, run in benchmarks.items():
         words = repr((name, programs, [str(blank[column]) for column in AGREEING]))
         run_id = hashlib.sha256(words.encode()).hexdigest()[:12]
-        runs[run_id] = replace(run, run_id=run_id)
-    rows_by_run = read_rows(path, runs)
-    left = sum(max(0, run.settings.runs - len(list_processes(rows_by_run[run_id]))) for run_id, run in runs.items())
+        runs[run_id] = replace(run, run_id=run_id, limit=LIMIT)
+    processes = read_processes(path, runs)
+    left = sum(max(0, run.settings.runs - len(processes[run_id])) for run_id, run in runs.items())
     begun = Counter()
     with progress(max(1, left)) as show:
-        while missing := [each for each in runs if is_missing(runs[each], rows_by_run[each], begun[each])]:
-            run_id = min(missing, key=lambda each: len(list_processes(rows_by_run[each])))
-            run, rows = runs[run_id], rows_by_run[run_id]
-            number = max(list_processes(rows), default=0) + 1
-            if disturbed := sorted(list_processes(filter(itemgetter("is_disturbed"), rows))):
-                names = " and ".join(f"process {each}" for each in disturbed)
-                log.info("process %d, because %s %s disturbed", number, names, "were" if disturbed[1:] else "was")
+        while missing := [each for each in runs if is_missing(runs[each], processes[each], begun[each])]:
+            run_id = min(missing, key=lambda each: len(processes[each]))
+            run, earlier = runs[run_id], processes[run_id]
+            name = f"{run.command} {run.settings.model or ''}".strip()
+            number = max(earlier, default=0) + 1
+            if disturbed := [each for each in earlier if earlier[each] == "disturbed"]:
+                log.info("process %d, because process %d was disturbed", number, max(disturbed))
             begun[run_id] += 1
             try:
-                measure_rounds({run: []}, host, show, [number], LIMIT)
+                measure_rounds({run: []}, host, show, [number])
             except results.ResultsError:
                 raise
             except SettingError as error:
-                log.error("%s %s: %s", run.command, run.settings.model or "", error)
+                log.error("%s: %s", name, error)
                 del runs[run_id]
                 continue
             warnings = []
-            rows_by_run = read_rows(path, runs, warnings.append)
-            if number not in list_processes(rows_by_run[run_id]):
-                name = f"{run.command} {run.settings.model or ''}".strip()
+            processes = read_processes(path, runs, warnings.append)
+            if number not in processes[run_id]:
                 why = "; ".join(warnings) or "`make doctor` may explain it"
                 raise SettingError(f"process {number} of {name} has no row in {path}: {why}")
     found = tables.load([path])
-    incomplete = {each for each in runs if is_missing(runs[each], rows_by_run[each], begun=0)}
-    return tables.combine(found[found["run_id"].isin(runs)]), begun.total(), incomplete
+    return tables.combine(found[found["run_id"].isin(runs)])
 
 
-def read_rows(path, runs, warn=lambda line: None):
-    """Return {run_id: the rows of a file, dicts} of these runs: see tables.load()."""
-    rows = tables.to_dicts(tables.load([path], warn)[["run_id", "process", "status", "note", "is_disturbed"]])
-    return {run_id: [row for row in rows if row["run_id"] == run_id] for run_id in runs}
+def read_processes(path, runs, warn=lambda line: None):
+    """Return {run_id: {number of a process: what it did}} of the rows of these runs in a file: see tables.load()."""
+    found = tables.load([path], warn)
+    processes = {run_id: {} for run_id in runs}
+    for (run_id, number), rows in found[found["run_id"].isin(runs)].groupby(["run_id", "process"], sort=False):
+        processes[run_id][int(number)] = judge_process(tables.to_dicts(rows))
+    return processes
 
 
 def main():
@@ -180,11 +181,12 @@ def main():
     cells |= {"device": device.type, "framework": settings.framework, "seed": settings.seed}
     blank = complete_row(host, cells)
     print(f"\nthe standard set on {blank['machine']} ({device.type}), {settings.framework} {device.framework_version}")
-    print("Ctrl-C keeps what is complete, and the same command goes on", flush=True)
+    path = results.path_of(settings.results_dir, blank)
+    print(f"Ctrl-C keeps what is complete in {results.display_path(path)}, the same command goes on", flush=True)
     is_cpu = device.type == "cpu"
     change = SWEEP["cpu" if is_cpu else "gpu"] | ({"MAX_SECONDS": "0.5"} if settings.quick else {})
     sweep = run.with_settings("tflops", **change, RUNS="1")
-    found, count, left = measure_benchmarks({f"tflops {change}": sweep}, blank, host, settings.results_dir)
+    found = measure_benchmarks({f"tflops {change}": sweep}, blank, host, path)
     measured = tables.to_dicts(found)
     if measured:
         print(describe_sweep(measured, None), flush=True)
@@ -196,17 +198,14 @@ def main():
     card_gb = math.ceil(device.memory_bytes / 2**30) if device.memory_bytes else math.inf  # as it is sold
     memory_gb = host["memory_gb"] if resources.shares_memory(device) else card_gb
     benchmarks = plan_benchmarks(run, device, sixteen, memory_gb)
-    found, more_count, more_left = measure_benchmarks(benchmarks, blank, host, settings.results_dir)
-    measured += tables.to_dicts(found)
-    again = [row for row in measured if row["run_id"] in left | more_left]
+    measured += tables.to_dicts(measure_benchmarks(benchmarks, blank, host, path))
     print("\n".join(card.finish(settings.results_dir, blank["machine"], settings.framework)))
     print("\nall results of this machine (older runs fill in for disturbed or single-process ones):")
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
-    if disturbed := sum(row["status"] == "ok" and not row["undisturbed"] for row in again):
+    done = {row["run_id"] for row in measured if row["undisturbed"]}  # are not measured again
+    if disturbed := sum(row["status"] == "ok" and row["run_id"] not in done for row in measured):
         words = "are disturbed: run `make all` again when the machine is idle"
         print(f"{disturbed} of {len(measured)} results {words}")
-    if count + more_count:
-        print_paths(settings.results_dir, [blank])
     print("`make submit` checks the rows and prints how to send them")
     return 0 if has_result(measured) else 1
 

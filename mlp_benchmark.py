@@ -67,10 +67,9 @@ def mlp_counts(widths, phase):
 
 def measure_mlp(measurer: child.Measurer, make_workload):
     """Measure batches that are on the device, then EPOCHS."""
-    settings, workload = measurer.settings, make_workload(measurer.settings)
-    measurer.measure_scopes(workload, ["sustained" if settings.sustain else "device"])
-    if settings.epochs:
-        measure_epochs(measurer, workload)
+    child.measure_workload(measurer, make_workload)
+    if measurer.settings.epochs:
+        measure_epochs(measurer, make_workload(measurer.settings))
 
 
 def measure_epochs(measurer: child.Measurer, workload):
@@ -94,4 +93,4 @@ def measure_epochs(measurer: child.Measurer, workload):
 
 
 if __name__ == "__main__":
-    sys.exit(main("mlp", mlp_workload, measure_mlp, share=lambda settings: {"DATA": cifar10.choose(settings.data)}))
+    sys.exit(main("mlp", mlp_workload, measure_mlp))

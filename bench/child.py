@@ -148,8 +148,7 @@ class Measurer:
                 if scope == "end_to_end" and not session.stream:
                     session.read_files()
                 requests = self.read_requests() if scope == "device" and self.requests else [process.WINDOWS]
-                cells = work_cells(self.settings, workload, scope)
-                cells |= self.make_timer(workload, scope, session).measure(requests)
+                cells = self.begun | self.make_timer(workload, scope, session).measure(requests)
                 cells |= self.derive_cells(workload, scope, session, cells)
                 if cells["status"] == "interrupted":
                     keep(cells | {"note": describe_notes(session, cells)})

@@ -132,8 +132,7 @@ class Child:
         """
         self.command, self.environ, self.show, self.limit = command, environ, show, limit
         self.lines, self.printed = [], []
-        self.heard = 0  # of the lines: those that wait() has answered for
-        self.news = queue.SimpleQueue()  # an Event's locks break if two signals arrive at once
+        self.news = queue.SimpleQueue()  # a line, or None for a printed one
         self.exit_status, self.process = None, None
 
     def start(self):
@@ -160,11 +159,11 @@ class Child:
         """Let the process work until it waits for another request; return False if it has ended instead."""
         deadline = time.monotonic() + self.limit
         while self.process.poll() is None:
+            line = None
             with suppress(queue.Empty):
-                self.news.get(timeout=POLL_SECONDS)
+                line = self.news.get(timeout=POLL_SECONDS)
             self._show()
-            new, self.heard = self.lines[self.heard :], len(self.lines)
-            if any(line.get("note") == WAITING for line in new):
+            if line and line.get("note") == WAITING:
                 return True
             if time.monotonic() > deadline:
                 self.end(-signal.SIGALRM)
@@ -192,7 +191,7 @@ class Child:
                     self.lines.append(said)
                 else:
                     self.printed.append(text.rstrip())
-                self.news.put(None)
+                self.news.put(said)
 
     def _show(self):
         printed = self.printed[:]

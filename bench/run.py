@@ -8,7 +8,6 @@ ended; no child writes into results/. The parent imports no framework.
 """
 
 import logging
-import math
 import os
 import re
 import subprocess
@@ -43,13 +42,7 @@ logged = set()  # by child processes
 SCRIPTS = {workload: f"{workload}_benchmark.py" for workload in WORKLOADS} | {"tflops": "tflops_sweep.py"}
 
 
-def main(
-    command,
-    make_workload=None,
-    measure=child.measure_workload,
-    describe_results=report.describe_run,
-    share=lambda settings: {},
-):
+def main(command, make_workload=None, measure=child.measure_workload, describe_results=report.describe_run):
     """Run one benchmark from the environment's settings: the main function of every benchmark script.
 
     Args:
@@ -57,22 +50,20 @@ def main(
         make_workload: Settings -> Workload; None if the command measures several.
         measure: what a child does, as child.measure_workload() does.
         describe_results: (results of a run, those that are stored) -> the text to print.
-        share: Settings -> {variable: text} that all processes of a run have.
 
     Returns:
         The exit status: 0 measured, 1 tried and failed (the rows say why), and those of bench/process.py.
     """
     if process.TASK in os.environ:  # a child is the same script
         return child.main(command, make_workload, measure)
-    return process.run_script(lambda: measure_command(command, describe_results, make_workload, share))
+    return process.run_script(lambda: measure_command(command, describe_results, make_workload))
 
 
-def measure_command(command, describe_results, check=None, share=lambda settings: {}):
+def measure_command(command, describe_results, make_workload=None):
     """Measure every run of the environment's settings; store each round, and print each group when it has ended.
 
     Args:
-        check: called with the Settings of each run before anything is measured; raises SettingError.
-        describe_results, share: as of main().
+        describe_results, make_workload: as of main().
 
     Returns:
         The exit status: 1 if all rows are failures; 130 after Ctrl-C, which ends everything.
@@ -83,12 +74,11 @@ def measure_command(command, describe_results, check=None, share=lambda settings
     runs = read_runs(command)
     folder = runs[0].settings.results_dir
     host = read_machine(runs)
-    for run in runs if check else ():
-        check(run.settings)
-    runs = [run.with_settings(**share(run.settings)) for run in runs]
+    if make_workload:  # refuses a MODEL, and finds the data here, so that all processes have the same
+        runs = [run.with_settings(DATA=make_workload(run.settings).columns["data"]) for run in runs]
     from bench.records import tables  # only here: pandas takes a while, and no child needs it
 
-    measured, status, entries = [], 0, []
+    entries, status = [], 0
     compared, *others = [name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1] or [""]
     for group in group_runs(runs, compared):
         rows_by_run = {run: [] for run in group}
@@ -106,27 +96,21 @@ def measure_command(command, describe_results, check=None, share=lambda settings
             found_of_run = tables.to_dicts(found[found["run_id"] == run.run_id])
             if not found_of_run:
                 raise SettingError(f"what was measured cannot be read: {'; '.join(warnings)}")
-            print(describe_results(found_of_run, latest))
-            measured += found_of_run
+            print(describe_results(found_of_run, latest), flush=True)
             pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
             ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
             entries.append((" ".join(map("=".join, run.choices.items())), found_of_run, ratio))
-        sys.stdout.flush()
         if status:
             break
     if len(entries) > 1 and command in WORKLOADS:
         print(report.describe_list(entries))
     if any(ratio for *_, ratio in entries):
         print(f"compared: {compared}" + (f"; for {' or '.join(others)} name it alone" if others else ""))
-    print_paths(folder, measured)
+    measured = [row for _, rows, _ in entries for row in rows]
+    for path in dict.fromkeys(results.path_of(folder, row) for row in measured):
+        print(f"added to {results.display_path(path)}", flush=True)
     # A machine without rank 0 has no rows at all.
     return status or int(bool(measured) and not has_result(measured))
-
-
-def print_paths(folder, rows):
-    """Print in which files of a folder rows are."""
-    for path in dict.fromkeys(results.path_of(folder, row) for row in rows):
-        print(f"added to {results.display_path(path)}", flush=True)
 
 
 def read_machine(runs):
@@ -179,7 +163,7 @@ def progress(count):
 def find_device(run: Run):
     """Return the Device that a run's framework finds, in a process of its own, which warns if a GPU is missing."""
     with progress(1) as show:
-        found = make_child(run, show, task=process.FIND_DEVICE)
+        found = make_child(run.with_settings(**{process.TASK: process.FIND_DEVICE}), show)
         try:
             found.start().finish()
         finally:
@@ -216,14 +200,14 @@ def group_runs(runs, compared):
     return list(groups.values())
 
 
-def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
+def measure_rounds(rows_by_run, host, show, numbers):
     """Measure a run, or runs that are compared, in rounds: a fresh process of each run. Store the rows of each round.
 
     A run without any result is left out of the rounds that follow.
 
     Args:
         rows_by_run: {run: its rows}, to which those of each round are added.
-        show, limit: as Child takes them.
+        show: as Child takes it.
         numbers: those of the rounds.
 
     Raises:
@@ -237,11 +221,11 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
     group = uuid.uuid4().hex[:12] if len(runs) > 1 else ""
     for number in numbers:
         ordered = runs if number % 2 else runs[::-1]
-        children, is_interrupted = measure_round(ordered, is_together, show, limit)
+        children, is_interrupted = measure_round(ordered, is_together, show)
         if is_together and not is_interrupted and any(each.ran_out() for each in children.values()):
             log.warning("not enough memory to run these side by side: running them one at a time")
             is_together = False
-            children, is_interrupted = measure_round(ordered, is_together, show, limit)
+            children, is_interrupted = measure_round(ordered, is_together, show)
         with process.deferred_interrupts():
             found = {}
             for run, each in children.items():
@@ -262,13 +246,13 @@ def measure_rounds(rows_by_run, host, show, numbers, limit=math.inf):
             return
 
 
-def measure_round(runs, is_together, show, limit):
+def measure_round(runs, is_together, show):
     """Measure a process of each run, in slices or one after the other.
 
     Returns:
         ({run: its Child, which has ended}, whether Ctrl-C has ended the round).
     """
-    children = {run: make_child(run, show, limit) for run in runs}
+    children = {run: make_child(run, show) for run in runs}
     seconds = runs[0].settings.max_seconds
     try:
         if is_together:
@@ -319,14 +303,14 @@ def has_result(rows):
     return any(row["status"] == "ok" for row in rows)
 
 
-def make_child(run: Run, show, limit=math.inf, task=process.MEASURE):
+def make_child(run: Run, show):
     """Return the Child for one process of a run, or for one of each of NUM_DEVICES under torchrun."""
-    environ = run.environ | {process.TASK: task}
+    environ = {process.TASK: process.MEASURE} | run.environ
     command = [python_of(run.settings.framework), str(ROOT / SCRIPTS[run.command])]
-    if run.settings.has_ranks and task == process.MEASURE:
+    if run.settings.has_ranks and environ[process.TASK] == process.MEASURE:
         environ.setdefault("LOGLEVEL", "ERROR")  # torchrun reads it
         count = "gpu" if run.settings.num_devices == "all" else run.settings.num_devices
         # 127.0.0.1, because a laptop's own name often has no address. Several machines set torchrun's variables PET_...
         options = [] if ranks.NODES in environ else ["--standalone", "--local-addr=127.0.0.1"]
         command[1:1] = ["-m", "torch.distributed.run", *options, f"--nproc-per-node={count}"]
-    return process.Child(command, environ, show, limit)
+    return process.Child(command, environ, show, run.limit)

@@ -6,6 +6,7 @@ docs/settings.md, which `make settings` shows, says what each setting means. Sta
 """
 
 import difflib
+import math
 import os
 import re
 import sys
@@ -14,7 +15,8 @@ import uuid
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 SYNONYMS = {"IMAGE_MODEL": "MODEL"}
@@ -50,7 +52,7 @@ KERAS = NOT_TORCH | {"command": ("llm", "diffusion")}
 LACKS = {
     "torch": {},
     "tensorflow": KERAS,
-    "jax": KERAS | {"compile": (False, *COMPILE_MODES)},
+    "jax": KERAS | {"compile": (0, *COMPILE_MODES)},
     "mlx": NOT_TORCH | {"command": ("diffusion",), "precision": ("float64", *MIXED), "num_threads": bool},
 }
 # Settings that exclude each other: ({setting, or "command": values as above}, the reason and the fix).
@@ -60,7 +62,7 @@ EXCLUDED = [
     ({"command": WORKLOADS[:3], "optimizer": ("adamw",)}, "only llm and diffusion have it: set OPTIMIZER=adam"),
     ({"command": ("tflops",), "precision": MIXED}, "an operator has no autocast: set PRECISION=bfloat16"),
     ({"phase": GENERATION, "precision": MIXED}, "it has no autocast: set PRECISION=bfloat16"),
-    ({"phase": GENERATION, "compile": (True,), "framework": ("mlx",)}, "its cache is not compiled: set COMPILE=0"),
+    ({"phase": GENERATION, "compile": (1,), "framework": ("mlx",)}, "its cache is not compiled: set COMPILE=0"),
     ({"phase": TRAINING, "weight_bits": bool}, "they are not trained: set PHASE=prefill,decode"),
     ({"framework": ("torch",), "weight_bits": bool}, "only MLX has quantised weights here: set FRAMEWORK=mlx"),
     ({"phase": PARTS, "scope": FILES}, "a part has no pipeline: set SCOPE=device"),
@@ -136,18 +138,18 @@ def slug(text):
     return name[:100]
 
 
-class Declaration(NamedTuple):
-    """How a setting is declared. A dict has an entry for each command; "" stands for every other one."""
-
-    kind: Any
-    defaults: dict[str, Any]  # of commands that use it: what an unset one is, or (on a GPU, a CPU); None: see there
-    lists: dict[str, str]  # EACH, TOGETHER, whose value is a tuple, or "" if it takes no list
-
-
 def setting(kind, defaults: Any = None, lists: Any = "") -> Any:
-    """Declare one setting; instead of a dict, a text or None is that of every command."""
+    """Declare one setting.
+
+    Args:
+        kind: see above.
+        defaults: of the commands that use it: what an unset one is, or (on a GPU, a CPU); None: see there.
+        lists: EACH, TOGETHER, whose value is a tuple, or "" if it takes no list.
+
+    A dict has an entry for each command, "" stands for every other one; anything else is that of every command.
+    """
     defaults, lists = (each if isinstance(each, dict) else {"": each} for each in (defaults, lists))
-    return field(default=None, metadata={"declared": Declaration(kind, defaults, lists)})
+    return field(default=None, metadata={"declared": SimpleNamespace(kind=kind, defaults=defaults, lists=lists)})
 
 
 def for_workloads(default=None, **others):
@@ -183,7 +185,7 @@ class Settings:
         | dict.fromkeys(("llm", "diffusion"), ("bfloat16", "float32")),
         {"": EACH, "tflops": TOGETHER},
     )
-    compile: bool | str = setting(SWITCH | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)
+    compile: Any = setting({"0": 0, "1": 1} | {mode: mode for mode in COMPILE_MODES}, for_workloads("0"), EACH)
     memory_format: str = setting(
         ("channels_first", "channels_last"), dict.fromkeys(("image", "diffusion"), "channels_first"), EACH
     )
@@ -216,11 +218,6 @@ class Settings:
         """Return whether NUM_DEVICES (above 1, or all), or several machines (scaling.md) start ranks."""
         return is_many(self.num_devices) or bool(self.num_devices and os.environ.get("PET_NNODES"))
 
-    def cell(self, name):
-        """Return a setting as a cell of a row has it: 1 or 0 instead of True or False."""
-        value = getattr(self, name)
-        return int(value) if isinstance(value, bool) else value
-
 
 DECLARED = {each.name: each.metadata["declared"] for each in fields(Settings)}
 # Settings whose lists are compared in slices; if there are several lists, the first of these.
@@ -238,6 +235,7 @@ class Run:
     environ: dict[str, str]  # the whole environment; each process parses it once
     choices: dict[str, str] = field(default_factory=dict)  # {variable: its entry of each comma list, as it is printed}
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])  # in its rows
+    limit: float = math.inf  # seconds without an answer after which a process of it is ended
 
     def with_settings(self, command=None, **texts):
         """Return the run of a changed environment, {variable: text, or None to unset it}, or of another command."""
@@ -297,9 +295,9 @@ def list_runs(command, environ):
     for entries in product(*lists.values()):  # without lists: once, ()
         choices = dict(zip(lists, entries, strict=True))
         run = Run(command, read_settings(command, environ | choices), environ | choices, choices)
-        runs.setdefault(tuple(run.settings.cell(name.lower()) for name in lists), run)
+        runs.setdefault(tuple(getattr(run.settings, name.lower()) for name in lists), run)
     for name, (other, some) in USED_WITH.items():
-        is_used = any(run.settings.cell(name) is not None for run in runs.values())
+        is_used = any(getattr(run.settings, name) is not None for run in runs.values())
         if name.upper() in environ and command in DECLARED[name].defaults and not is_used:
             given = f"{name.upper()}={environ[name.upper()]!r}"
             raise SettingError(f"{given} is not used: set {other.upper()}={some[0]}, or unset {name.upper()}")
@@ -334,7 +332,7 @@ def read_settings(command, environ=os.environ, device="gpu", emulates_bfloat16=F
         if other in values and not matches(values[other], some):
             values[name] = None
     lacks = LACKS[values["framework"]]
-    for name, other in {"compile": True, "memory_format": "channels_last"}.items():
+    for name, other in {"compile": 1, "memory_format": "channels_last"}.items():
         if name.upper() not in environ and values.get(name) in lacks.get(name, ()):
             values[name] = other
     for settings, reason in EXCLUDED:

@@ -64,7 +64,8 @@ def measure_set():
     import measure_all
     runs = {each.settings.model: each for each in read_runs("image")}
     host = run.read_machine([runs["a"]])
-    measure_all.measure_benchmarks(runs, complete_row(host, {"device": "cpu"}), host, runs["a"].settings.results_dir)
+    path = runs["a"].settings.results_dir / "m.csv"
+    measure_all.measure_benchmarks(runs, complete_row(host, {"device": "cpu"}), host, path)
     print("the card")
 """
 COMPARED = {"MODEL": "a", "MEMORY_FORMAT": "channels_first,channels_last", "MAX_SECONDS": "0.01"}

@@ -154,7 +154,7 @@ def test_after_ctrl_c_a_child_finishes_its_line(make_child, tmp_path, what):
         child.finish()
     process.close([child, waiting])
     assert [each.lines[-1] for each in (child, waiting)] == [{"interrupted": True}] * 2
-    assert not any(map(is_running, noted_pids(tmp_path)))
+    assert wait_until(lambda: not any(map(is_running, noted_pids(tmp_path))))
 
 
 def test_all_are_closed_however_often_ctrl_c_comes(make_child):

@@ -183,7 +183,7 @@ def test_a_mistake_that_only_a_child_finds_is_one_line(run_all, model, words):
 def test_a_misspelt_image_model_is_told_before_anything_runs(children, monkeypatch):
     monkeypatch.setenv("MODEL", "resnet18,resnet5O")
     with pytest.raises(SettingError, match="resnet50"):
-        run.measure_command("image", report.describe_run, check=image_workload)
+        run.measure_command("image", report.describe_run, image_workload)
     assert not children.started
 
 

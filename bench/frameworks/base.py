@@ -86,7 +86,7 @@ class DeviceContext:
         self.device = device
         self.precision, self.weight_bits = settings.precision, settings.weight_bits
         self.seed, self.optimizer = settings.seed, settings.optimizer
-        self.compile = settings.compile or False  # None in a command that does not use it
+        self.compile: Any = settings.compile or False  # None in a command that does not use it
         self.reference_threads = settings.num_threads or usable_cores()  # that on_cpu() computes with
         self.traces = 0  # how often a function was compiled since the session was opened
 

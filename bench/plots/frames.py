@@ -37,7 +37,7 @@ def list_cells(device, framework, precision, compiles):
         except SettingError:
             continue
         if benchmark.suits(device, framework) and name in benchmark.precisions:
-            cells = {name: str(settings.cell(name)) for name in SETTINGS if settings.cell(name) is not None}
+            cells = {name: str(getattr(settings, name)) for name in SETTINGS if getattr(settings, name) is not None}
             cells = {"weight_bits": ""} | USUAL.get(benchmark.workload, {}) | cells
             cells["precision"] = benchmark.precision(precision)
             key = benchmark.workload, benchmark.model, benchmark.phase, str(benchmark.batch_size)

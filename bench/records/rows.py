@@ -20,7 +20,7 @@ def work_cells(settings, workload, scope):
     has_pipeline = scope in ("input", "end_to_end")
     names = [name for name in (*WORK, "seed") if name in DECLARED] + ["num_workers"] * has_pipeline
     return {
-        **{name: settings.cell(name) for name in names},
+        **{name: getattr(settings, name) for name in names},
         "method_version": METHOD_VERSION,
         "workload": workload.name,
         "model": workload.model,

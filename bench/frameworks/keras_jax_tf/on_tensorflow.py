@@ -151,7 +151,7 @@ class DeviceContext(KerasContext):
             with keras.device(self.place):  # a graph ignores the scope that it is called in
                 return python_function(*arguments)
 
-        graph = tf.function(self.counted(placed), jit_compile=self.compile)
+        graph = tf.function(self.counted(placed), jit_compile=bool(self.compile))
         return graph if self.device == "cpu" else check_placement(graph)
 
     def read(self, values):

@@ -273,7 +273,7 @@ class DeviceContext(base.DeviceContext):
         """Return the module, compiled if COMPILE asks for it, which is a mode of torch.compile or 1."""
         if not self.compile:
             return module
-        compiled = torch.compile(module, dynamic=False, mode="default" if self.compile is True else self.compile)
+        compiled = torch.compile(module, dynamic=False, mode="default" if self.compile == 1 else self.compile)
 
         def step(*inputs, **others):
             torch.compiler.cudagraph_mark_step_begin()  # CUDA graphs may overwrite the last outputs
