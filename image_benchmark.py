@@ -14,7 +14,7 @@ import functools
 import os
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bench import child
 from bench.host import resources
@@ -28,14 +28,6 @@ COUNTS = ROOT / "bench/workloads/flops.csv"  # written by checks/count_flops.py
 IMAGE_SIZE = {"inception_v3": 299}  # pixels a side; 224 for all other models
 
 
-@dataclass(frozen=True)
-class ImageSizes:
-    """What an image model reads and returns: square colour images, and a logit for each class."""
-
-    side: int  # pixels
-    classes: int = 1000
-
-
 def image_workload(settings):
     """Describe the work: a step takes one batch of images, which are on the device or come from JPEG files."""
     with COUNTS.open(newline="") as lines:
@@ -44,7 +36,6 @@ def image_workload(settings):
     if model not in models and (near := difflib.get_close_matches(model, models, cutoff=0.8)):
         raise SettingError(f"MODEL={settings.model!r} is not a known model: did you mean {', '.join(near)}?")
     side = settings.image_size or IMAGE_SIZE.get(model, 224)
-    sizes = ImageSizes(side)
     parameters = flops = None  # unknown for a model that flops.csv lacks
     counts = models.get(model)
     is_counted = counts and int(counts["image_size"]) == side
@@ -58,9 +49,9 @@ def image_workload(settings):
         model=model,
         unit="images",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(data.image_batches, sizes),
+        make_batches=functools.partial(data.image_batches, side),
         loss="cross_entropy",
-        sizes=sizes,
+        sizes=side,
         parameters=parameters,
         flops_per_item=flops,
         has_convolutions=True,

@@ -65,7 +65,7 @@ def check_parameters(counted, expected):
 def why_not_compared(session, is_too_large):
     """Return why a model is not compared with the CPU; or ""."""
     context, workload = session.context, session.workload
-    values = session.model.size + (session.model.parameters if session.is_trained else 0)  # the copy's, with gradients
+    values = session.model.size + (session.parameters if session.is_trained else 0)  # the copy's, with gradients
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
         return "this network magnifies the rounding of 16 bits"
     if context.weight_bits:

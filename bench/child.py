@@ -188,13 +188,14 @@ class Measurer:
         # Energy is that of whole models, without what comes before a step; a given number of items may be over sooner.
         if scope == "input" or session.prepare or settings.num_images or not session.parameters:
             instruments = replace(instruments, joules=None)
+        for_energy = (meters.LEAST_PERIODS + 2) * instruments.period if instruments.joules else 0.0
         return Timer(
             session,
             workload.items_per_step * group.ranks.world_size,
             settings.max_seconds,
             num_items=settings.num_images,
             sustain=settings.sustain,
-            least_seconds=min(instruments.least_seconds, settings.max_seconds),
+            least_seconds=min(for_energy, settings.max_seconds),
             clock=group.clock,
             on_window=lambda rate: self.write(self.begun | {"note": "measuring", "throughput": rate}),
             watch=None if group.ranks.rank else meters.Watch(instruments),

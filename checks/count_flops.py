@@ -38,9 +38,9 @@ def count(name):
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     model = model.to("meta")
     # Two images, because BatchNorm after a 1 x 1 map cannot be trained on one.
-    images = torch.empty(2, 3, workload.sizes.side, workload.sizes.side, device="meta")
+    images = torch.empty(2, 3, workload.sizes, workload.sizes, device="meta")
     totals = (total // 2 for total in count_passes(model, images))
-    return dict(zip(FIELDS, (name, workload.sizes.side, parameters, *totals), strict=True))
+    return dict(zip(FIELDS, (name, workload.sizes, parameters, *totals), strict=True))
 
 
 def count_denoiser(name):

@@ -19,24 +19,22 @@ from bench.settings import SettingError
 from bench.timing import windows
 from bench.workloads import cifar10, data
 from bench.workloads.workload import Workload
-from image_benchmark import ImageSizes
 from mlp_benchmark import mlp_workload
 from tests.fakes import Clock, measure_of_command
 from tests.frameworks import on_numpy
 
 
 def tiny_workload(settings):
-    sizes = ImageSizes(side=8, classes=10)
     return Workload(
         name="image",
         model=settings.model,
         unit="images",
         items_per_step=settings.batch_size,
-        make_batches=functools.partial(data.image_batches, sizes),
+        make_batches=functools.partial(data.image_batches, 8),
         loss="cross_entropy",
-        sizes=sizes,
-        parameters=1920,
-        flops_per_item=3840,
+        sizes=8,
+        parameters=192_000,
+        flops_per_item=384_000,
         batch_bytes=settings.batch_size * 4 * 3 * 8 * 8,
         columns={"image_size": 8, "data": "synthetic"},
     )
@@ -73,10 +71,10 @@ def child(monkeypatch):
 def test_a_measurement_becomes_a_line(child):
     status, (line,) = child(SEED="3")
     assert (status, line["status"], line["phase"], line["scope"]) == (0, "ok", "inference", "device")
-    assert [line[name] for name in ("batch_size", "image_size", "seed", "parameters")] == [8, 8, 3, 1920]
+    assert [line[name] for name in ("batch_size", "image_size", "seed", "parameters")] == [8, 8, 3, 192_000]
     assert line["throughput_low"] <= line["throughput"] <= line["throughput_high"]
     assert line["items"] == 8 * line["windows"] * line["steps_per_window"]
-    assert line["tflops"] == pytest.approx(line["throughput"] * 3840 / 1e12)
+    assert line["tflops"] == pytest.approx(line["throughput"] * 384_000 / 1e12)
     assert line["measured_precision"] == "float32"
     assert (line["optimizer"], line.get("num_workers")) == (None, None)  # inference on resident batches has neither
 

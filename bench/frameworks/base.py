@@ -5,7 +5,6 @@ it defines if it can do better.
 """
 
 import copy
-import math
 import operator
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -56,11 +55,6 @@ class Model:
     # (prompt, tokens): of language models: makes a cache for this number of tokens of each sequence, which has a prompt
     # (sequences, count). infer() adds tokens to it at a place; those from there on are forgotten.
     open_cache: Callable
-
-    @property
-    def parameters(self):
-        """Return how many parameters are trainable."""
-        return sum(math.prod(weights.shape) for weights in self.trained_weights().values())
 
 
 class DeviceContext:

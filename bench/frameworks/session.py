@@ -141,8 +141,9 @@ class ModelSession(Session):
         make_batches = workload.make_checked or workload.make_batches
         batch = next(iter(make_batches(CALIBRATED_ITEMS, context.seed)))
         self.model = model = context.build(workload, settings.phase, workload.inputs_of(batch))
-        check.check_parameters(model.parameters, workload.parameters)
-        self.parameters, self.weight_bytes = model.parameters, model.weight_bytes
+        self.parameters = sum(math.prod(weights.shape) for weights in model.trained_weights().values())
+        check.check_parameters(self.parameters, workload.parameters)
+        self.weight_bytes = model.weight_bytes
         self.is_trained = settings.phase in STEPS
         *self.before, self.run = (getattr(model, name) for name in STEPS.get(settings.phase, ("infer",)))
         self.prepare = self.run_before if self.before else None

@@ -109,11 +109,6 @@ class Instruments:
     read: Callable[[], dict] = dict  # () -> columns about heat; if one fails, all are lost
     is_shared: bool = False  # whether other programs used the device before this process did
 
-    @property
-    def least_seconds(self):
-        """Return the least seconds of windows that show enough changes of the counter; 0 without one."""
-        return (LEAST_PERIODS + 2) * self.period if self.joules else 0.0
-
 
 class Watch:
     """Meters energy, and notices heat, other programs and swapping, between start() and stop()."""

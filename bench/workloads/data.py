@@ -20,6 +20,7 @@ POOL_VALUES = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
 SHARE = 0.5**0.5  # of the noise, and of the colour: each has half of the variance
+CLASSES = 1000  # of ImageNet
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -52,7 +53,7 @@ def operand_sets(shapes, sets, precision, seed):
     return (tuple(map(cut, shapes)) for _ in range(sets))
 
 
-def image_batches(sizes, batch_size, seed):
+def image_batches(side, batch_size, seed):
     """Yield seeded (images, labels): float32 of shape (batch_size, 3, side, side), int64 of shape (batch_size,).
 
     Images are normal noise with a brightness and a colour of each, of mean 0 and variance 1, as normalised photographs.
@@ -60,13 +61,13 @@ def image_batches(sizes, batch_size, seed):
     large batch the noise repeats, at other places of each image, because drawing it would take seconds.
     """
     random = np.random.default_rng(seed)
-    shape = (batch_size, 3, sizes.side, sizes.side)
+    shape = (batch_size, 3, side, side)
     for _ in range(RESIDENT_BATCHES):
         values = random.standard_normal(min(math.prod(shape), MOST_VALUES), dtype=np.float32)
         images = np.resize(values, shape)
         images *= SHARE
         images += SHARE * random.standard_normal((batch_size, 3, 1, 1), dtype=np.float32)
-        yield images, random.integers(sizes.classes, size=batch_size)
+        yield images, random.integers(CLASSES, size=batch_size)
 
 
 def token_batches(vocab_size, target, length, batch_size, seed):

@@ -38,7 +38,7 @@ class Workload:
     make_batches: Callable[[int, int], Iterable[tuple]]
     make_checked: Callable[[int, int], list[tuple]] | None = None  # the same with smaller items, to check a model with
     loss: str | None = None  # "cross_entropy" or "mean_squared_error"; None: it cannot be trained
-    sizes: Any = None  # what the builders of this kind of model read: ImageSizes, widths, an Encoder, a Decoder
+    sizes: Any = None  # what the builders of this kind of model read: pixels a side, widths, an Encoder, a Decoder
     parameters: int | None = None  # number of trainable parameters; None: unknown
     flops_per_item: int | None = None  # in the measured phase; 1 multiply-add = 2 FLOPs; None: unknown
     has_convolutions: bool = False  # then their precision is measured too

@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 
 from bench.frameworks import Device, base, session
+from bench.workloads.data import CLASSES
 
 
 def find_device(settings):
@@ -13,13 +14,13 @@ def find_device(settings):
 
 
 class Model(base.Model):
-    size = 1920
+    size = 192_000
 
     def __init__(self, context, workload):
         if workload.model == "too_big":
             raise MemoryError("unable to allocate 9 TiB")
         self.context, self.name, self.steps = context, workload.model, 0
-        shape = workload.sizes if workload.name == "mlp" else (3 * workload.sizes.side**2, workload.sizes.classes)
+        shape = workload.sizes if workload.name == "mlp" else (3 * workload.sizes**2, CLASSES)
         self.weights = np.random.default_rng(0).standard_normal((shape[0], shape[-1]), dtype=np.float32) / 100
 
     def trained_weights(self):

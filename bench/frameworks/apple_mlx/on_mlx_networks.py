@@ -9,6 +9,7 @@ from itertools import pairwise
 import mlx.core as mx
 from mlx import nn
 
+from bench.workloads.data import CLASSES
 from bench.workloads.workload import RESNETS, find_model
 
 TABLES = ("words", "positions", "types")  # the embeddings of an encoder
@@ -16,7 +17,7 @@ TABLES = ("words", "positions", "types")  # the embeddings of an encoder
 
 def build_image(workload):
     """Build one of torchvision's ResNets; its images are channels last."""
-    return ResNet(*RESNETS[find_model(workload.model, RESNETS)], workload.sizes.classes)
+    return ResNet(*RESNETS[find_model(workload.model, RESNETS)], CLASSES)
 
 
 def convolution(inputs, outputs, size, stride=1):

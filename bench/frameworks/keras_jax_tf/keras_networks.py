@@ -15,6 +15,7 @@ from keras import layers, ops
 from bench.frameworks import base
 from bench.settings import TRAINING
 from bench.timing import MeasurementError
+from bench.workloads.data import CLASSES
 from bench.workloads.workload import LEARNING_RATES, RESNETS, find_model
 
 OPTIMIZERS = {"sgd": keras.optimizers.SGD, "adam": keras.optimizers.Adam}
@@ -125,16 +126,15 @@ def cross_entropy(outputs, target):
 
 def build_image(workload):
     """Build one of torchvision's models in Keras layers; it returns logits."""
-    shape = workload.sizes.side, workload.sizes.side, 3
-    classes = workload.sizes.classes
+    shape = workload.sizes, workload.sizes, 3
     if find_model(workload.model, [*RESNETS, "mobilenet_v2"]) in RESNETS:  # raises SettingError for another one
-        return build_resnet(*RESNETS[workload.model], shape, classes)
+        return build_resnet(*RESNETS[workload.model], shape)
     body = keras.applications.MobileNetV2(input_shape=shape, weights=None, include_top=False, pooling="avg")
     # torchvision's dropout before the classifier, which Keras leaves out
-    return keras.Model([body.input], layers.Dense(classes)(layers.Dropout(0.2)(body.output)))
+    return keras.Model([body.input], layers.Dense(CLASSES)(layers.Dropout(0.2)(body.output)))
 
 
-def build_resnet(is_bottleneck, stages, shape, classes):
+def build_resnet(is_bottleneck, stages, shape):
     """Build ResNet v1.5 with torchvision's names of layers: the stride is in the 3 x 3 convolution. Keras has v1."""
     inputs = keras.Input(shape)
     x = ops.relu(normed_convolution(inputs, 64, 7, 2, "conv1", "bn1"))
@@ -144,7 +144,7 @@ def build_resnet(is_bottleneck, stages, shape, classes):
             stride = 2 if stage and not block else 1
             x = residual_block(x, 64 * 2**stage, stride, is_bottleneck, f"layer{stage + 1}.{block}.")
     x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model([inputs], layers.Dense(classes, name="fc")(x))
+    return keras.Model([inputs], layers.Dense(CLASSES, name="fc")(x))
 
 
 def residual_block(x, filters, stride, is_bottleneck, name):

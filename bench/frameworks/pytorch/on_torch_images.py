@@ -22,9 +22,9 @@ def build_image(workload):
     find_model(workload.model, MODELS)  # raises SettingError for another one
     extra = {"aux_logits": False, "init_weights": True} if workload.model in ("googlenet", "inception_v3") else {}
     if "vit" in workload.model:  # the size of the images is part of these models
-        side = workload.sizes.side
+        side = workload.sizes
         extra = {"input_size": (side, side)} if workload.model == "maxvit_t" else {"image_size": side}
-    model = torchvision.models.get_model(workload.model, weights=None, num_classes=workload.sizes.classes, **extra)
+    model = torchvision.models.get_model(workload.model, weights=None, num_classes=data.CLASSES, **extra)
     for layer in model.modules():
         # A vision transformer's head starts at zero: all images would give the same output.
         if isinstance(layer, torch.nn.Linear) and not layer.weight.any():
@@ -38,7 +38,7 @@ def open_stream(paths, workload, settings, pins_memory):
     Its caller holds the signals: half of the workers cannot be closed.
     """
     loader = DataLoader(
-        JpegDataset(paths, workload.sizes.side, workload.sizes.classes, settings.phase == "training"),
+        JpegDataset(paths, workload.sizes, settings.phase == "training"),
         batch_size=workload.items_per_step,
         # One endless epoch: at the end of one the workers' queues would run empty.
         sampler=RandomSampler(paths, num_samples=2**60, generator=torch.Generator().manual_seed(settings.seed)),
@@ -67,9 +67,8 @@ def prepare_worker(worker):
 class JpegDataset(Dataset):
     """Decodes and transforms as usual for ImageNet; holds plain values, which any start method can send."""
 
-    def __init__(self, paths, size, classes, training):
+    def __init__(self, paths, size, training):
         self.paths = paths
-        self.classes = classes
         cut = [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
         whole = [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
         as_floats = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(data.IMAGENET_MEAN, data.IMAGENET_STD)]
@@ -77,4 +76,4 @@ class JpegDataset(Dataset):
 
     def __getitem__(self, index):
         image = decode_jpeg(read_file(self.paths[index]), mode=ImageReadMode.RGB)
-        return self.transform(image), index % self.classes
+        return self.transform(image), index % data.CLASSES
