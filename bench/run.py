@@ -76,8 +76,6 @@ def measure_command(command, describe_results, make_workload=None):
     host = read_machine(runs)
     if make_workload:  # refuses a MODEL, and finds the data here, so that all processes have the same
         runs = [run.with_settings(DATA=make_workload(run.settings).columns["data"]) for run in runs]
-    from bench.records import tables  # only here: pandas takes a while, and no child needs it
-
     entries, status = [], 0
     compared, *others = [name for name in COMPARED if len({run.choices.get(name) for run in runs}) > 1] or [""]
     for group in group_runs(runs, compared):
@@ -89,6 +87,8 @@ def measure_command(command, describe_results, make_workload=None):
         except KeyboardInterrupt:
             log.info("interrupted: what was complete is stored")
             status = process.INTERRUPTED
+        from bench.records import tables  # only now: pandas takes half a second, and no child needs it
+
         warnings = []
         found = tables.read(folder, warnings.append)
         latest = tables.latest(found)

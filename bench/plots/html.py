@@ -60,12 +60,7 @@ def collect(latest):
     latest = latest.assign(mean=(latest["items"] / latest["seconds"]).where(is_uneven))
     numbers = latest[MEASURES].map(lambda value: float(f"{value:.4g}")).astype(object)
     cells = text.join(numbers.where(numbers.notna(), None))
-    data = {"columns": list(cells), "results": cells.to_numpy().tolist(), "opens": choose_first(cells)}
-    return data | {"words": WORDS, "flags": FLAGS}
-
-
-def choose_first(cells):
-    """Choose the work that most machines have, of those of models that this program has measured."""
     own = cells["work"][(cells["source"] == "") & (cells["phase"] != "")]
-    sound = cells[(cells["value"] > 0) & (cells["status"] == "") & cells["work"].isin(own)]
-    return max(own.unique(), key=sound.groupby("work")["machine"].nunique().get, default="")
+    opens = cells["work"][cells["work"].isin(own)].mode()  # that of most results, of models that were measured here
+    data = {"columns": list(cells), "results": cells.to_numpy().tolist(), "opens": next(iter(opens), "")}
+    return data | {"words": WORDS, "flags": FLAGS}

@@ -2,14 +2,6 @@
 
 Roles. Work: rows are comparable only if these agree; setup: settings of the machine that change the speed; version:
 software and method; identity: which row of which machine; result: what was measured.
-
-A script in the clone finds the median of the undisturbed processes of each work and setup so:
-
-    import pandas
-    from bench.records.columns import DISTURBING, SETUP, WORK
-    rows = pandas.read_csv("results/nvidia-h200.csv", dtype=str, keep_default_na=False)
-    rows = rows[(rows["status"] == "ok") & ~rows["flags"].str.contains(DISTURBING)]
-    rates = rows.astype({"throughput": float}).groupby(["device", *WORK, *SETUP])["throughput"].median()
 """
 
 from dataclasses import dataclass
@@ -178,16 +170,3 @@ def format_number(value, pattern="{:.4g}"):
 def format_ratio(value, digits=3):
     """Format a ratio with all significant digits: "1.00"; blank if it is unknown."""
     return format_number(value, f"{{:#.{digits}g}}").removesuffix(".")
-
-
-def describe_columns():
-    """Describe all columns as docs/columns.md does, in Markdown."""
-    head = "# Columns\n\nOf the results files, written from `bench/records/columns.py`. Blank means unknown.\n"
-    rows = [f"| {name} | {each.role} | {each.holds} | {each.meaning} |" for name, each in COLUMNS.items()]
-    _, roles, *recipe = __doc__.split("\n\n")
-    table = "\n".join([head, "| column | role | holds | meaning |", "|---|---|---|---|", *rows])
-    return "\n\n".join([table, " ".join(roles.split()), *recipe])
-
-
-if __name__ == "__main__":
-    print(describe_columns(), end="")

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 
-from bench.records import columns, results, tables
+from bench.records import results, tables
 from bench.records.results import ResultsError
 from bench.timing import METHOD_VERSION
 
@@ -172,11 +172,9 @@ def test_without_flock_a_row_is_stored_unless_a_lock_was_copied(path, monkeypatc
     assert len(read(path)) == 1
 
 
-def test_the_page_of_columns_and_the_citation_are_of_this_version():
-    page = Path("docs/columns.md").read_text()
-    assert page == columns.describe_columns()
+def test_the_recipe_of_the_page_of_columns_runs_and_the_citation_is_of_this_version():
     found = {}
-    exec(page.partition("\n\n    ")[2].replace("\n    ", "\n"), found)  # the recipe
+    exec(Path("docs/columns.md").read_text().partition("\n\n    ")[2].replace("\n    ", "\n"), found)  # the recipe
     assert found["rates"].max() > 0
     assert f'version: "{METHOD_VERSION}"' in Path("CITATION.cff").read_text()
 
