@@ -129,7 +129,7 @@ def describe_pair(pair, is_cited):
     notes = [f"[{side}: {row['flags']}]" for side, row in sides.items() if row["flags"]]
     values = format_number(pair.a["value"]), format_number(pair.b["value"]), " ".join([pair.b["per"], *notes])
     few = "1 process" if pair.few == 1 else f"{pair.few} processes"
-    reason = "" if is_cited else few if pair.ratio else "disturbed"
+    reason = "disturbed" if not pair.ratio else "" if is_cited else few
     figures = LAYOUT.format(ratio, f"{low} to {high}" if low else "", pair.verdict or reason, *values)
     texts = [report.wrap(pair.title, "  "), figures]
     if is_cited:

@@ -47,7 +47,7 @@ def describe_set(folder, warn, side=None):
         drawn += draw_tables(columns)
     if not drawn:
         return ""
-    ratio = "" if side else "ratio to the first column, "
+    ratio = "" if side else "ratio to the first column (none if one is disturbed), "
     legend = f"Rate +- the larger side of its interval (number of processes), {ratio}flags. Units:"
     legend += f" {', '.join(f'{workload} {unit}' for workload, unit in units.items())}."
     return "\n\n".join([*drawn, report.wrap(legend)])
