@@ -88,7 +88,7 @@ class Search:
         gains: {candidate: its last comparison with another one, in words}.
         undecided: {candidate: "2 of 3 rounds"}, for which the time was over before that comparison had all of them.
         failed: candidates of which a process failed.
-        fastest: the best so far; at the end the default, if that was faster in one of their last pairs.
+        fastest: the best so far; at the end the default, if that was faster in one of their last pairs, or it failed.
         deadline: when the last process has to end.
         error: what has ended the search; None: the search itself.
     """
@@ -117,7 +117,8 @@ class Search:
         self.deadline = self.began + 60 * self.minutes
         if self.fastest is not self.default:
             final = self.compare([self.default, self.fastest], FINAL_ROUNDS)[self.fastest]
-            self.fastest = self.default if final and final.ratio.low <= 1 else self.fastest
+            has_lost = self.fastest in self.failed or (final and final.ratio.low <= 1)
+            self.fastest = self.default if has_lost else self.fastest
 
     def has_time(self, count):
         """Return whether a round of `count` processes, as slow as the last ones, ends in time."""

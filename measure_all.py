@@ -97,9 +97,11 @@ def has_died(row):
 def judge_process(rows):
     """Return what a process did, from its rows: "undisturbed", "disturbed", "failed" or "interrupted"."""
     statuses = {row["status"] for row in rows}
-    if "ok" in statuses and not any(map(has_died, rows)):
-        return "disturbed" if any(row["is_disturbed"] for row in rows) else "undisturbed"
-    return "interrupted" if "interrupted" in statuses else "failed"
+    if "interrupted" in statuses:  # what was complete before does not count either
+        return "interrupted"
+    if "ok" not in statuses or any(map(has_died, rows)):
+        return "failed"
+    return "disturbed" if any(row["is_disturbed"] for row in rows) else "undisturbed"
 
 
 def is_missing(run: Run, processes, begun):

@@ -45,9 +45,9 @@ class Sweep:
         kept = []
         try:
             replace(self.measurer, settings=settings).measure_scopes(workload, ["device"], kept.append)
-        except KeyboardInterrupt:
-            if kept:
-                self.keep(kept[-1])  # the complete windows
+        except KeyboardInterrupt:  # keeps the complete windows; a row in any case, or the sweep would look complete
+            failed = {"status": "interrupted", "note": "", "flags": ""}
+            self.keep(kept[-1] if kept else work_cells(settings, workload, "device") | failed)
             raise
         except Exception as error:
             kept.append(work_cells(settings, workload, "device") | frameworks.classify_failure(error))

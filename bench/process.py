@@ -228,8 +228,9 @@ class Child:
 
     def find_mistake(self):
         """Return the mistake in the settings that it found, or that it died at once; "" if it did neither."""
-        if (death := self.explain_death()) and not self.lines:
-            return f"the process ended before it measured anything ({death[1]}): `make doctor` may explain it"
+        if not self.lines and self.exit_status not in (None, 0, INTERRUPTED):
+            _, why = self.explain_death() or ("", "see above")
+            return f"the process ended before it measured anything ({why}): `make doctor` may explain it"
         return next((line["mistake"] for line in self.lines if "mistake" in line), "")
 
     def ran_out(self):

@@ -60,10 +60,10 @@ def make_all(monkeypatch):
             child.lines.append({"mistake": "it needs a package"})
         elif failure:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
-            if failure == "interrupted":
-                raise KeyboardInterrupt
         else:
             child.write(**cells)
+        if failure == "interrupted":
+            raise KeyboardInterrupt
         return
         yield
 
@@ -186,12 +186,16 @@ def test_what_is_missing_is_measured_again_once(make_all):
     path.write_text("".join(line for line in lines if not (first["run_id"] in line and ",1," in line[:30])))
     assert [make_all()[1] for _ in range(2)] == [[("mlp", "mlp-5x1024", "training")], []]
     path.unlink()
-    make_all.fails[asked[1]] = "interrupted"
+    make_all.fails[SWEEP] = "interrupted"  # after a row that is complete
+    with pytest.raises(KeyboardInterrupt):
+        make_all()
+    make_all.fails = {asked[1]: "interrupted"}
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             make_all()
     make_all.fails = {}
     assert [make_all()[1].count(asked[1]) for _ in range(2)] == [3, 0]
+    assert len({row["process"] for row in read_rows(path) if row["model"] == "matmul-peak"}) == 2
 
 
 @pytest.mark.parametrize(("failure", "why"), [("nothing", "make doctor"), ("negative", "tflops '-1'")])

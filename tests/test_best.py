@@ -62,10 +62,10 @@ def search(monkeypatch, tmp_path, capsys):
     Args:
         last: the number of processes before Ctrl-C.
         luck: the number of processes before all are equally fast.
-        fails: (precision, compile) of processes that fail.
+        fails: (precision, compile) of processes that fail after as many others as `after`.
     """
 
-    def call(last=10**6, luck=10**6, fails=(("mixed_bfloat16", "1"),)):
+    def call(last=10**6, luck=10**6, fails=(("mixed_bfloat16", "1"),), after=0):
         asked = []
 
         def work(child):
@@ -78,7 +78,7 @@ def search(monkeypatch, tmp_path, capsys):
             row = {name.lower(): child.environ.get(name, text) for name, text in DEFAULTS.items()}
             rates = RATES if len(asked) <= luck else {}
             row |= rate(10.0 * math.prod(rates.get(row[name.lower()], 1) for name in DEFAULTS)) | {"output_error": None}
-            if (row["precision"], row["compile"]) in fails:
+            if (row["precision"], row["compile"]) in fails and len(asked) > after:
                 row |= {"status": "wrong_output", "note": "NaN", "throughput": None}
             child.write(**row)
             return
@@ -105,11 +105,12 @@ def test_all_rounds_are_stored_and_the_last_comparison_is_the_headline(search):
     assert found == {10: 3 + 5, 30: 3 + 3, 45: 3 + 3, 54: 3 + 3 + 5 + 3}
 
 
-def test_luck_in_the_steps_does_not_count(search, monkeypatch):
+@pytest.mark.parametrize(("what", "count"), [({"luck": 6}, 10), ({"fails": [("float32", "1")], "after": 6}, 6)])
+def test_luck_in_the_steps_does_not_count_nor_what_fails_at_the_end(search, monkeypatch, what, count):
     for name in ("PRECISION", "MEMORY_FORMAT", "BATCH_SIZE"):
         monkeypatch.setenv(name, DEFAULTS[name])
-    _, out, rows, _ = search(luck=6)
-    assert ("settings: the default" in out, len(rows)) == (True, 6 + 10)
+    _, out, rows, _ = search(**what)
+    assert ("settings: the default" in out, len(rows)) == (True, 6 + count)
 
 
 @pytest.mark.parametrize(("last", "answer"), [(8, "the default"), (30, "bfloat16 with compiled")])

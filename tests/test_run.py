@@ -34,8 +34,8 @@ def work(child):
     if what == "typo":
         child.lines.append({"mistake": "MODEL"})
         return 2
-    if what == "dies at once":
-        return -signal.SIGILL
+    if what in ("dies at once", "has no packages"):
+        return -signal.SIGILL if what == "dies at once" else process.MISTAKE
     child.write(**of_this, **rate(9.0), status="begun", note="building")
     child.note(batch_size, "works")
     is_together = not child.requests
@@ -172,6 +172,7 @@ def test_each_run_has_the_processes_that_it_can_have(run_all, models, status, re
 
 
 MISTAKES = [("typo", "MODEL"), ("dies at once", r"signal 4: .*AVX.*make doctor"), ("cannot be read", "tflops '-1'")]
+MISTAKES += [("has no packages", "see above")]  # which it has printed
 
 
 @pytest.mark.parametrize(("model", "words"), MISTAKES)

@@ -36,7 +36,7 @@ def sweep(monkeypatch):
             side = int(workload.columns.get("matrix_size", "0").split("x")[0])
             calls.append((settings.precision, workload.model, side, settings.seed))
             if reason := fails.get(settings.precision) or fails.get(side):
-                raise MeasurementError(reason, "not here")
+                raise KeyboardInterrupt if reason == "Ctrl-C" else MeasurementError(reason, "not here")
             found = work_cells(settings, workload, "device") | {"flags": "", "note": "", "throughput_high": None}
             if isinstance(rate, dict):
                 rate = rate[side] * (again if settings.seed else 1)
@@ -84,8 +84,9 @@ def test_what_takes_too_long_is_skipped_which_a_tiny_one_does_not_predict(sweep,
     assert [row["matrix_size"] for row in rows if row["model"] == "matmul"] == [f"{m}x{m}x{m}" for m in measured]
 
 
-def test_ctrl_c_keeps_what_was_measured(sweep):
-    status, rows, calls = sweep(interrupted=64)
+@pytest.mark.parametrize("how", [{"interrupted": 64}, {"fails": {64: "Ctrl-C"}}])  # after a window, before any
+def test_ctrl_c_keeps_what_was_measured_and_has_a_row(sweep, how):
+    status, rows, calls = sweep(**how)
     assert (status, [row["status"] for row in rows], calls[-1][2]) == (130, ["ok", "interrupted"], 64)
 
 
