@@ -67,7 +67,7 @@ def why_not_compared(session, is_too_large):
     context, workload = session.context, session.workload
     values = session.model.size + (session.parameters if session.is_trained else 0)  # the copy's, with gradients
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
-        return "this network magnifies the rounding of 16 bits"
+        return "this network magnifies the rounding of fewer bits than float32 has"
     if context.weight_bits:
         return "the weights are quantised"
     if getattr(workload.sizes, "num_experts", 1) > 1:
@@ -272,9 +272,9 @@ def check_output(session, inputs, got):
 def check_samples(got, expected, precisions):
     """Raise MeasurementError unless an operator's output agrees with float64 at the sampled places.
 
-    Sums are long, and in 16 bits they may be rounded, too: the limit is ten times the error of rounding the operands,
-    of a convolution, which may be Winograd's, 30 times. In float32 and TF32 it is twice that error, or TF32 would pass
-    as float32. Integers must be equal. Precisions are those of check_precision().
+    Sums are long, and in 16 bits they may be rounded, too: the limit is ten times that of a probe (ERROR_LIMITS),
+    of a convolution, which may be Winograd's, 30 times. In float32 and TF32 it is twice that of a probe, or TF32 would
+    pass as float32. Integers must be equal. Precisions are those of check_precision().
     """
     if expected.dtype.kind == "i":
         require(np.array_equal(got, expected), "the output differs from the exact product")

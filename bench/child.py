@@ -53,7 +53,7 @@ def main(command, make_workload, measure):
         requests = None  # they measure as soon as all are ready
         if os.environ.get("OMP_NUM_THREADS") == "1":
             del os.environ["OMP_NUM_THREADS"]  # torchrun's default, not the user's: each rank gets a share of the cores
-    if me.rank:  # only rank 0 logs and writes lines
+    if me.rank:  # only rank 0 logs, and writes results
         log.setLevel(logging.ERROR)
     try:
         settings = read_settings(command, os.environ)

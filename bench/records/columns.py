@@ -73,7 +73,9 @@ COLUMNS = {
     "matrix_size": Column("work", "m x n x k", words="{}"),
     "precision": Column("work", "as asked for", words="{}"),
     "measured_precision": Column("result", "found by a comparison with float64"),
-    "output_error": Column("result", "of two items against the CPU: the larger relative L2 error", "number"),
+    "output_error": Column(
+        "result", "of two items against the CPU (in training before the first step): the larger relative L2", "number"
+    ),
     "compile": Column("work", "or a mode of torch.compile; in JAX always 1", words=COMPILE_WORDS),
     "memory_format": Column("work", "of images and convolutions", words="{}"),
     "batch_size": Column("work", "items in one step; sequences of an llm", words="batch {}"),
