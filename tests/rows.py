@@ -157,7 +157,7 @@ DECODE = ON_LLM | {"phase": "decode", "new_tokens": 128, "depth": 512, "bytes_pe
 DECODE |= {"rated_bandwidth": 4800.0}
 DECODE = combine([*repeat(measure(350, DECODE, {"output_error": 0.0062})), *GPU_PEAKS])[:1]
 
-FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column.role == "result")
+FAILED = dict.fromkeys(name for name, column in COLUMNS.items() if column["role"] == "result")
 FAILED |= {"status": "out_of_memory", "note": "CUDA out of memory. Tried to allocate 9.00 GiB", "flags": ""}
 DIED = FAILED | {"status": "crashed", "note": "ended by signal 11"}
 FAILURES = {

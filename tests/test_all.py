@@ -168,10 +168,12 @@ def test_what_was_refused_is_left_out_of_later_rounds(make_all):
     assert [len(make_all()[1]) for _ in range(2)] == [3, 0]  # what has no row
 
 
-def test_what_was_disturbed_is_measured_at_most_twice_as_often_and_by_the_next_call(make_all, capsys):
+def test_what_was_disturbed_is_measured_at_most_twice_as_often_and_by_the_next_call(make_all, capsys, caplog):
+    caplog.set_level("INFO", "bench")
     make_all.flags = "page_faults contended"
     assert [len(make_all()[1]) for _ in range(2)] == [2 * QUICK] * 2
     assert f"{QUICK} of {QUICK} results are disturbed" in capsys.readouterr().out
+    assert "process 2, because process 1 was disturbed" in caplog.text
     make_all.flags = ""
     assert [len(make_all()[1]) for _ in range(2)] == [QUICK, 0]
     assert "are disturbed" not in capsys.readouterr().out
@@ -205,10 +207,11 @@ def test_a_process_without_a_row_that_can_be_read_ends_it(make_all, failure, why
         make_all()
 
 
-def test_a_sweep_that_died_is_measured_once_more_before_16_bits_are_left_out(make_all, capsys):
-    make_all.fails[SWEEP] = "crashed"
-    assert make_all(QUICK="0", RUNS="1")[1].count(SWEEP) == 2
-    assert "crashed: 9 TiB" in capsys.readouterr().out
+@pytest.mark.parametrize(("failure", "times"), [("crashed", 2), ("unsupported", 1)])  # which is an answer
+def test_a_sweep_that_died_is_measured_once_more_before_16_bits_are_left_out(make_all, capsys, failure, times):
+    make_all.fails[SWEEP] = failure
+    assert make_all(QUICK="0", RUNS="1")[1].count(SWEEP) == times
+    assert ("crashed: 9 TiB" in capsys.readouterr().out) == (times == 2)
     assert make_all(QUICK="0")[1] == []
 
 

@@ -110,7 +110,7 @@ def test_luck_in_the_steps_does_not_count_nor_what_fails_at_the_end(search, monk
     for name in ("PRECISION", "MEMORY_FORMAT", "BATCH_SIZE"):
         monkeypatch.setenv(name, DEFAULTS[name])
     _, out, rows, _ = search(**what)
-    assert ("settings: the default" in out, len(rows)) == (True, 6 + count)
+    assert ("settings: the default" in out, "process 1: COMPILE=1: " in out, len(rows)) == (True, True, 6 + count)
 
 
 @pytest.mark.parametrize(("last", "answer"), [(8, "the default"), (30, "bfloat16 with compiled")])

@@ -86,7 +86,7 @@ def print_all(folder, monkeypatch):
 
 def print_doctor(folder, monkeypatch):
     """Examine a machine whose PyTorch works, TensorFlow crashes, JAX lacks a library, and MLX is missing."""
-    session = SimpleNamespace(step=list, after_first_step=list, copy_items=list)
+    session = SimpleNamespace(step=list, after_first_step=list, check_last_output=list)
     device = frameworks.Device("cuda", "Example GPU", "2.15", 2)
     framework = SimpleNamespace(find_device=lambda settings: device, open_session=lambda *_: session)
     for module, name, value in (
@@ -96,6 +96,7 @@ def print_doctor(folder, monkeypatch):
         (doctor.platform, "python_version", lambda: "3.11.7"),
         (doctor.os, "cpu_count", lambda: 2),
         (environment, "INSTALLED_BYTES", 2**33),
+        (environment, "find_low_power_mode", lambda: 1),
         (doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=2**34)),
         (doctor.shutil, "which", lambda name: None),
         (doctor, "ROOT", folder),

@@ -136,9 +136,10 @@ def test_the_files_of_the_devices_that_are_asked_for_are_tested_first(monkeypatc
     host = dict.fromkeys(("cpu_id", "gpu_cores"), "") | {"cpu_name": "CPU", "cpu_count": 1}
     monkeypatch.setattr(environment, "read_host", lambda _: host)
     names = set()
+    monkeypatch.setattr(run.resources, "check_threads", check := Mock())
     monkeypatch.setattr(results, "append", lambda path: names.add(path.stem.removesuffix("-1-cores")))
     run.read_machine(read_runs("image", {"USE_GPU": use_gpu}))
-    assert names == tested
+    assert (names, check.called) == (tested, True)
 
 
 def test_three_processes_give_one_result(run_all, tmp_path):
@@ -297,6 +298,7 @@ def test_a_busy_machine_is_told_before_anything_is_measured(run_all, monkeypatch
 def test_runs_that_differ_in_a_setting_that_is_compared_are_a_group(environ, groups):
     grouped = run.group_runs(read_runs("image", environ), next((each for each in COMPARED if each in environ), ""))
     assert " | ".join(", ".join(" ".join(each.choices.values()) for each in group) for group in grouped) == groups
+    assert not any(group[0].settings.scope for group in grouped if len(group) == 1)  # it keeps input and end_to_end
 
 
 def test_what_processes_log_is_shown_once(monkeypatch):

@@ -55,6 +55,7 @@ class Session:
     output_error: float | None = None  # of two items, against the CPU
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
+    model: Any = None
     is_trained = False  # whether it has a loss and gradients
     matrices = staticmethod(tuple)  # as those of a model
 
@@ -103,10 +104,11 @@ class Session:
             self.precisions = precision.check_precision(self.context, self.workload.has_convolutions)
         self.context.reset_peak_memory()
 
-    def copy_items(self):
+    def check_last_output(self):
         """Check what can be checked of the last step, before any other one; return what check_output() takes."""
         if self.stream:
             check.check_useful(self.context.to_numpy(self.inputs[0]), "pipeline's pictures")
+        return check.copy_items(self) if self.model and not self.is_trained else None
 
     def close(self):
         """Stop the workers and free the device's memory."""
@@ -124,7 +126,7 @@ class OperatorSession(Session):
         batches = workload.make_batches(settings.batch_size, context.seed)
         self.batches = itertools.cycle([(context.put(*batch), workload.samples(batch)) for batch in batches])
 
-    def copy_items(self):
+    def check_last_output(self):
         indices, expected = self.inputs
         got = self.context.to_numpy(self.last_result)[indices].astype(np.float64)
         check.check_samples(got, expected, self.precisions)
@@ -217,10 +219,6 @@ class ModelSession(Session):
                 raise
             self.notes.append(check.NOT_COMPARED + note)
             return None
-
-    def copy_items(self):
-        super().copy_items()
-        return None if self.is_trained else check.copy_items(self)
 
     def put_data(self):
         """Put the training and test data on the device; train once with a whole batch and once with the last one."""

@@ -47,7 +47,7 @@ def choose_peaks(found, sides):
 def cells_of_work(row):
     """Return the cells of a row's work, {column: text}, as they are for all rows of the same work."""
     usual = USUAL.get(row["workload"]) or {}
-    cells = {name: str(row.get(name) or COLUMNS[name].blank or usual.get(name, "")) for name in AGREE}
+    cells = {name: str(row.get(name) or COLUMNS[name]["blank"] or usual.get(name, "")) for name in AGREE}
     if re.fullmatch(PEAK, row["model"]):
         cells |= {"model": "matmul-peak", "matrix_size": "", "batch_size": ""}
     elif row["workload"] == "matmul" and row["model"] != "matmul-8bit":

@@ -54,7 +54,7 @@ def load(paths, warn=lambda line: None):
         is_whole = ~text["run_id"].isin([run_id for run_id, _ in unfit.values() if run_id])
         frames.append(text.assign(**numbers, is_whole=is_whole)[fits])
     found = pd.concat(frames, ignore_index=True)
-    usual = {name: column.blank for name, column in COLUMNS.items() if column.blank}
+    usual = {name: column["blank"] for name, column in COLUMNS.items() if column["blank"]}
     found = found.assign(
         **{name: found[name].mask(found[name] == "", text) for name, text in usual.items()},
         kind=found["device"].where(found["device"].isin(["cpu", ""]), "gpu"),

@@ -87,7 +87,7 @@ def measure_and_check(session, items=2):
 
     session.step = count_step
     measured = Timer(session, items, max_seconds=0.1, clock=clock).measure()
-    if kept := session.copy_items():
+    if kept := session.check_last_output():
         session.output_error = check.check_output(session, *kept)
     return measured
 

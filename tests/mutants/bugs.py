@@ -82,7 +82,7 @@ BUGS = {
         CHECKS,
     ),
     "compare_nothing_after_the_windows": Bug(
-        CHILD, "items = session.copy_items()", "items = session.copy_items() and None", ROWS
+        CHILD, "items = session.check_last_output()", "items = session.check_last_output() and None", ROWS
     ),
     "accept_any_operator": Bug(CHECK, "require(error < limit", "require(True", OPERATORS),
     "forget_what_the_cache_was_filled_with": Bug(

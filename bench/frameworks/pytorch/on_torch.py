@@ -230,6 +230,8 @@ class DeviceContext(base.DeviceContext):
         for kind in {"cpu", self.device}:
             torch.set_autocast_enabled(kind, False)  # an import may have left it on
         torch.manual_seed(self.seed)
+        mixed = AUTOCAST.get(self.precision)
+        self.autocast: Any = functools.partial(torch.autocast, self.device, mixed) if mixed else nullcontext
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
         self.format = MEMORY_FORMATS.get(settings.memory_format, torch.channels_last)  # of operators
         if self.compile:  # importing it takes a second
@@ -258,10 +260,6 @@ class DeviceContext(base.DeviceContext):
         paths = data.jpeg_files(settings.seed)  # takes seconds
         with process.deferred_interrupts():
             return part("images").open_stream(paths, workload, settings, pins_memory=self.device == "cuda")
-
-    def autocast(self) -> Any:
-        dtype = AUTOCAST.get(self.precision)
-        return torch.autocast(self.device, dtype) if dtype else nullcontext()
 
     def on_cpu(self):
         context = super().on_cpu()
