@@ -80,8 +80,8 @@ USED_WITH = {"optimizer": ("phase", TRAINING), "lora_rank": ("phase", TRAINING)}
 USED_WITH |= {"epochs": ("phase", ("training",)), "prompt_tokens": ("phase", ("prefill", *TRAINING))}
 USED_WITH |= dict.fromkeys(("new_tokens", "depth"), ("phase", ("decode",)))
 USED_WITH |= dict.fromkeys(("sizes", "precision"), ("ops", ("matmul",)))
-# Kinds of settings: a range of whole numbers; {text: value}; names, whose values are the same; or a function, which
-# returns the value of a text, or raises ValueError with the words that complete "must be ...".
+# Kinds of settings: a range of whole numbers; float, a positive number; {text: value}; names, which are their values; or
+# a function, which returns the value of a text, or raises ValueError with the words that complete "must be ...".
 POSITIVE, NATURAL = range(1, 10**9 + 1), range(10**9 + 1)
 SWITCH = {"0": False, "1": True}
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
@@ -97,6 +97,10 @@ def parse(kind, text):
     """Return the value of a text; raises ValueError as a function of a kind does."""
     if not text:
         raise ValueError("filled in or unset")
+    if kind is float:
+        if re.fullmatch("[0-9]{0,9}[.]?[0-9]{1,9}", text) and float(text) >= 0.001:
+            return float(text)
+        raise ValueError("a number from 0.001 on, whose decimals follow a point")
     if callable(kind):
         return kind(text)
     if isinstance(kind, range):
@@ -112,12 +116,6 @@ def parse(kind, text):
 
 def device_count(text):
     return "all" if text.lower() == "all" else parse(range(1, 10_000), text)
-
-
-def positive_time(text):
-    if not re.fullmatch("[0-9]{0,9}[.]?[0-9]{1,9}", text) or float(text) < 0.001:
-        raise ValueError("a number from 0.001 on, whose decimals follow a point")
-    return float(text)
 
 
 def matrix_size(text):
@@ -204,13 +202,13 @@ class Settings:
     scope: tuple[str, ...] | None = setting(SCOPES, {"image": None}, TOGETHER)  # None: all, if there is a pipeline
     num_workers: int | None = setting(range(1025), {"image": None})  # None: the cores, up to 16
     num_threads: int | None = setting(range(1, 4097))  # None: the framework's own number
-    max_seconds: float = setting(positive_time, for_workloads("3", tflops="1"))  # limit of one measurement
+    max_seconds: float = setting(float, for_workloads("3", tflops="1"))  # limit of one measurement
     runs: int | None = setting(range(1, 1001))  # processes; None: count_processes() of run.py decides
     machine: str | None = setting(slug)  # None: the name of the GPU or CPU
     results_dir: Path = setting(lambda text: Path(text).expanduser(), str(ROOT / "results"))
     seed: int = setting(NATURAL, "0")
     workload: str = setting(WORKLOADS, {"best": "image"})
-    max_minutes: float = setting(positive_time, {"best": "20"})
+    max_minutes: float = setting(float, {"best": "20"})
     quick: bool = setting(SWITCH, {"all": "0"})
 
     @property
