@@ -80,8 +80,8 @@ USED_WITH = {"optimizer": ("phase", TRAINING), "lora_rank": ("phase", TRAINING)}
 USED_WITH |= {"epochs": ("phase", ("training",)), "prompt_tokens": ("phase", ("prefill", *TRAINING))}
 USED_WITH |= dict.fromkeys(("new_tokens", "depth"), ("phase", ("decode",)))
 USED_WITH |= dict.fromkeys(("sizes", "precision"), ("ops", ("matmul",)))
-# Kinds of settings: a range of whole numbers; float, a positive number; {text: value}; names, which are their values; or
-# a function, which returns the value of a text, or raises ValueError with the words that complete "must be ...".
+# Kinds of settings: a range of whole numbers; float, a positive number; {text: value}; names, which are their values;
+# or a function, which returns the value of a text, or raises ValueError with the words that complete "must be ...".
 POSITIVE, NATURAL = range(1, 10**9 + 1), range(10**9 + 1)
 SWITCH = {"0": False, "1": True}
 FRAMEWORK = {name: name for name in FRAMEWORKS} | {"pytorch": "torch", "tf": "tensorflow"}
