@@ -114,4 +114,4 @@ def test_ctrl_c_ends_a_real_run_with_its_workers(tmp_path, others):
     _, err = program.communicate(timeout=300)
     assert (program.returncode, "Traceback" in err) == (130, False)
     assert not psutil.wait_procs(children, timeout=10)[1]
-    assert not list(tmp_path.glob("jpegs-*"))
+    assert not list(tmp_path.glob("bench-*"))
