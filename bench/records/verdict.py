@@ -29,7 +29,8 @@ class Rate(NamedTuple):
 def ratio_of(result, base):
     """Return the Rate of a result over that of another one of the same work, two dicts of tables.combine().
 
-    It is None if either is disturbed or has no rate. It has an interval only if both are sound, and own.
+    It is None if either is disturbed or has no rate. It has an interval only if both are sound, and own; what these
+    words mean is said in tables.join_processes().
     """
     results = result, base
     if not all(each["undisturbed"] and (each["value"] or 0) > 0 for each in results):
