@@ -143,7 +143,9 @@ class ModelSession(Session):
         make_batches = workload.make_checked or workload.make_batches
         batch = next(iter(make_batches(CALIBRATED_ITEMS, context.seed)))
         self.model = model = context.build(workload, settings.phase, workload.inputs_of(batch))
-        self.parameters = sum(math.prod(weights.shape) for weights in model.trained_weights().values())
+        self.parameters = model.size  # not that of quantised weights, which have other shapes
+        if not context.weight_bits:
+            self.parameters = sum(math.prod(weights.shape) for weights in model.trained_weights().values())
         check.check_parameters(self.parameters, workload.parameters)
         self.weight_bytes = model.weight_bytes
         self.is_trained = settings.phase in STEPS

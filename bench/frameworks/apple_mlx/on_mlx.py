@@ -214,8 +214,6 @@ class Model(base.Model):
 class CachedModel(Model):
     """A decoder with mlx-lm's cache, which grows by 256 tokens."""
 
-    parameters = property(lambda self: self.size)  # not that of quantised weights
-
     def __init__(self, context, module, workload, is_trained=False):
         super().__init__(context, module, workload)
         named = tree_flatten(module.parameters())
