@@ -169,7 +169,7 @@ def read_processes(path, runs, warn=lambda line: None):
     found = tables.load([path], warn)
     processes = {run_id: {} for run_id in runs}
     for (run_id, number), rows in found[found["run_id"].isin(runs)].groupby(["run_id", "process"], sort=False):
-        processes[run_id][int(number)] = judge_process(tables.to_dicts(rows))
+        processes[run_id][int(number)] = judge_process(tables.to_dicts(rows[["status", "note", "is_disturbed"]]))
     return processes
 
 

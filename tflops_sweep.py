@@ -46,8 +46,8 @@ class Sweep:
         try:
             replace(self.measurer, settings=settings).measure_scopes(workload, ["device"], kept.append)
         except KeyboardInterrupt:  # keeps the complete windows; a row in any case, or the sweep would look complete
-            failed = {"status": "interrupted", "note": "", "flags": ""}
-            self.keep(kept[-1] if kept else work_cells(settings, workload, "device") | failed)
+            interrupted = {"status": "interrupted", "note": "", "flags": ""}
+            self.keep(kept[-1] if kept else work_cells(settings, workload, "device") | interrupted)
             raise
         except Exception as error:
             kept.append(work_cells(settings, workload, "device") | frameworks.classify_failure(error))

@@ -132,7 +132,7 @@ class Child:
         """
         self.command, self.environ, self.show, self.limit = command, environ, show, limit
         self.lines, self.printed = [], []
-        self.news = queue.SimpleQueue()  # a line, or None for a printed one
+        self.news = queue.SimpleQueue()  # a line, None if printed; an Event's locks break if two signals arrive at once
         self.exit_status, self.process = None, None
 
     def start(self):

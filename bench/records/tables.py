@@ -32,8 +32,7 @@ def load(paths, warn=lambda line: None):
     `published` (by others), `is_disturbed` (ok, but by a process that other programs or swapping disturbed), and
     `is_whole` (all rows of its run could be read).
     """
-    frames = [pd.DataFrame(columns=[*COLUMNS], dtype=str).astype(dict.fromkeys(NUMBERS, float))]
-    frames[0]["is_whole"] = False
+    frames = [pd.DataFrame(columns=[*COLUMNS], dtype=str).assign(is_whole=False).astype(dict.fromkeys(NUMBERS, float))]
     for path in paths:
         try:
             rows, unfit = results.parse(results.read_text(path), path)
@@ -205,8 +204,8 @@ def read(folder, warn=lambda line: None):
 
     Published ones are those of PUBLISHED if the folder has none. Hidden files (._a.csv) are left out.
     """
-    files = {path.name: path for path in (*results.PUBLISHED.glob("published.csv"), *sorted(folder.glob("*.csv")))}
-    return combine(load([path for name, path in files.items() if not name.startswith(".")], warn))
+    paths = *results.PUBLISHED.glob("published.csv"), *sorted(folder.glob("[!.]*.csv"))
+    return combine(load({path.name: path for path in paths}.values(), warn))
 
 
 def to_dicts(found):
