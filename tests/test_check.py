@@ -39,7 +39,7 @@ def fake_session(model="resnet50", precision="float32", device="cpu", weight_bit
     workload.items_per_step, workload.flops_per_item = 4, 1e6
     session = SimpleNamespace(context=context, workload=workload, model=Model(), notes=[], inputs=OUTPUT)
     session.settings, session.is_trained = SimpleNamespace(phase="inference", batch_size=4), False
-    session.precisions = {"matmul": precision}
+    session.precisions = dict(zip(("matmul", "convolution"), precision.split(), strict=False))
     session.read_output = lambda: outputs
     session.read_inputs = lambda place: (session.inputs[place : place + 1],)
     session.step = lambda: setattr(session, "inputs", session.inputs + 1)
@@ -55,6 +55,7 @@ def fake_session(model="resnet50", precision="float32", device="cpu", weight_bit
         *(("cpu", "float32", 5e-4, ""), ("cpu", "float32", 2e-3, "CPU's"), ("cuda", "float32", 5e-3, "")),
         *(("mps", "float32", 0.02, "CPU's"), ("cuda", "tf32", 0.1, ""), ("cuda", "float16", 0.3, "CPU's")),
         *(("cuda", "bfloat16", 0.4, ""), ("cuda", "bfloat16", 0.6, "CPU's"), ("mps", "lower", 0.6, "CPU's")),
+        *(("mps", "float32 tf32", 0.1, ""), ("mps", "float32 tf32", 0.3, "CPU's")),  # Winograd
     ],
 )
 def test_the_limit_of_an_error_follows_from_what_was_measured(device, precision, error, words):

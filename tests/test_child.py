@@ -3,7 +3,6 @@
 import functools
 import time
 from dataclasses import replace
-from queue import SimpleQueue
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -216,11 +215,8 @@ def test_a_gpu_that_is_missing_or_slow_to_start_is_warned_of(child, monkeypatch,
 
 
 def ask(*requests):
-    """Return a queue with these requests."""
-    asked = SimpleQueue()
-    for request in requests:
-        asked.put(request)
-    return asked
+    """Return a queue with these requests; KeyboardInterrupt is a Ctrl-C while the child waits for one."""
+    return SimpleNamespace(get=Mock(side_effect=requests))
 
 
 SLICE = {"slice": 0.01}
@@ -236,15 +232,7 @@ def test_a_child_measures_what_it_is_asked_for(child):
 
 
 def test_after_ctrl_c_a_waiting_child_has_the_row_of_its_slices(child):
-    class Interrupted(SimpleQueue):
-        def get(self):
-            if self.empty():
-                raise KeyboardInterrupt
-            return super().get()
-
-    requests = Interrupted()
-    requests.put(SLICE)
-    code, (line,) = child(requests=requests)
+    code, (line,) = child(requests=ask(SLICE, KeyboardInterrupt))
     assert (code, line["status"], len(line["rates"].split())) == (130, "interrupted", 1)
 
 

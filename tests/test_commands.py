@@ -33,9 +33,16 @@ def test_make_image_measures(tmp_path):
     assert {(row["status"], row["model"], row["batch_size"]) for row in rows} == {("ok", "squeezenet1_1", "1")}
 
 
-def test_a_closed_output_is_no_error(tmp_path):
-    status, _, err = call("sh", "-c", f"{sys.executable} compare_results.py >&-", RESULTS_DIR=str(tmp_path))
-    assert (status, err) == (0, "")
+@pytest.mark.parametrize("command", ["compare_results.py >&-", "-m bench.doctor"])
+def test_an_output_that_is_closed_or_whose_reader_has_gone_is_no_error(tmp_path, command):
+    """As in `make doctor | head -3`. Of what measures, tests/test_loss.py has the same."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell = ["sh", "-c", f"{sys.executable} {command}"]
+    environ = os.environ | {"RESULTS_DIR": str(tmp_path)}
+    done = subprocess.run(shell, env=environ, stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 MAKES = [name for name in ("make", os.environ.get("OLD_MAKE")) if name]  # OLD_MAKE: GNU make 3.81, as on a Mac

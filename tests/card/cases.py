@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import time
-from queue import SimpleQueue
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -38,12 +38,10 @@ def run(monkeypatch):
         phases = {*settings.setdefault("PHASE", "inference").split(",")}
         uses = {each: {*USED_WITH.get(each.lower(), ("phase", phases))[1]} for each in SMALL[name]}
         small = {each: text for each, text in SMALL[name].items() if phases & uses[each]}
-        lines, requests = {}, SimpleQueue()
+        lines, requests = {}, SimpleNamespace(get=itertools.cycle([process.WINDOWS, process.CHECK]).__next__)
         write = lambda line: lines.update({(line["phase"], line["scope"]): line})  # noqa: E731
         monkeypatch.setattr(process, "open_channel", lambda: (write, requests))
         for each in read_runs(name, os.environ | {"MAX_SECONDS": "0.1"} | small | settings):
-            requests.put(process.WINDOWS)
-            requests.put(process.CHECK)
             with patch.dict(os.environ, each.environ):
                 make_workload = functools.partial(fakes.workload_of_command, name)
                 assert child.main(name, make_workload, fakes.measure_of_command(name)) == 0

@@ -33,8 +33,9 @@ def count_pending(*trees):
         ("llm", "decode", lambda session: [session.last_result, [layer.state for layer in session.model.cache]]),
     ],
 )
-def test_a_step_leaves_nothing_unevaluated(script, phase, produced):
+def test_a_step_leaves_nothing_unevaluated_and_looks_for_no_weight(monkeypatch, script, phase, produced):
     session = open_llm(phase) if script == "llm" else open_session(script, phase, OPTIMIZER="adam")
+    monkeypatch.setattr(session.model, "trained_weights", None)
     for _ in range(2):
         session.step()
         assert count_pending(produced(session)) == 0

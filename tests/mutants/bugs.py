@@ -10,12 +10,10 @@ TIMED = "bench/timing/__init__.py"
 TIMING = "tests/timing/test_windows.py"
 CHECKS = "tests/test_check.py"
 ACCIDENTS = "tests/frameworks/test_accidents.py"
-OPERATORS = "tests/workloads/test_operators.py"
 STEPS = "tests/frameworks/test_torch.py::test_training_has_its_optimizer_and_training_mode"
 LOSS = "tests/frameworks/test_torch.py::test_the_loss_is_the_mean_squared_error_of_the_noise"
 COMBINE, COMBINED = "bench/records/tables.py", "tests/records/test_tables.py"
 ROWS = "tests/test_child.py"
-RUN = "tests/test_run.py"
 TRAINS = "tests/frameworks/test_llm.py"
 WRONG = "tests/frameworks/test_contract.py"
 CARD = "tests/frameworks/test_torch.py::test_what_a_process_can_show_on_a_card"
@@ -36,7 +34,9 @@ BUGS = {
     "time_the_step_after_a_pause": Bug(
         WINDOWS, "        timed(self.session, self.clock, 1)\n        begun", "        begun", TIMING
     ),
-    "the_same_one_first_in_every_round": Bug("bench/run.py", "runs if number % 2 else runs[::-1]", "runs", RUN),
+    "the_same_one_first_in_every_round": Bug(
+        "bench/run.py", "runs if number % 2 else runs[::-1]", "runs", "tests/test_run.py"
+    ),
     # A window
     "skip_a_step": Bug(TIMED, "range(steps)", "range(steps - (steps > 1))", TIMING),
     "no_read": Bug(TIMED, "    session.read()\n", "", TIMING),
@@ -84,7 +84,7 @@ BUGS = {
     "compare_nothing_after_the_windows": Bug(
         CHILD, "items = session.check_last_output()", "items = session.check_last_output() and None", ROWS
     ),
-    "accept_any_operator": Bug(CHECK, "require(error < limit", "require(True", OPERATORS),
+    "accept_any_operator": Bug(CHECK, "require(error < limit", "require(True", "tests/workloads/test_operators.py"),
     "forget_what_the_cache_was_filled_with": Bug(
         SESSION, "(ids[:, : place + length],)", "(ids[:, start : place + length],)", TRAINS
     ),

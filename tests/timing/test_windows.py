@@ -177,7 +177,8 @@ def test_two_windows_at_least_unless_they_take_three_times_the_limit(seconds, wi
 
 
 def test_windows_outlast_the_clock_and_the_barrier():
-    assert run(steps_of(0.001)).steps_per_window >= 25
+    result = run(steps_of(0.001))
+    assert (result.stop_reason, result.steps_per_window >= 25) == ("target_ci", True)
     assert run(Lazy(0.4)).steps_per_window == 1  # so that nothing can be skipped
     fake = steps_of(0.010)
     fake.BARRIER_SECONDS = 0.002
@@ -211,7 +212,8 @@ def test_stalls_that_the_median_hides_are_flagged():
     assert (result.flags, result.throughput) == ("uneven", pytest.approx(1 / 0.03, rel=0.01))
     assert result.items / result.seconds < 0.9 / 0.03
     rng = random.Random(0)
-    assert run(Device(Clock(), work=lambda i: 0.03 * rng.uniform(0.8, 1.2))).flags == ""
+    result = run(Device(Clock(), work=lambda i: 0.03 * rng.uniform(0.8, 1.2)))
+    assert (result.flags, result.stop_reason) == ("", "max_seconds")  # its interval is not narrow enough
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,6 @@ def test_a_part_of_a_step_is_timed_without_what_comes_before_it(barrier, shows):
     # At first its steps take five times as long, so it also has to warm up.
     fake = Device(Clock(), work=lambda i: 0.020 * (1 + 4 * max(0.0, 1 - i / 15)))
     fake.BARRIER_SECONDS = barrier
-
     prepared = []
 
     def forward():
