@@ -38,7 +38,7 @@ NOT_ON = {"mps": ("tf32", "reduce-overhead"), "cpu": ("tf32", "reduce-overhead",
 NOT_IN_TRAINING = ("float16", "bfloat16")  # weights in 16 bits lose small updates: fast, but it does not learn
 ROUNDS, FINAL_ROUNDS = 3, 5
 MIN_GAIN = 1.02  # times faster that a change must be
-SEARCH_SHARE = 0.7  # of the time; the rest is for the last comparison
+SEARCH_SHARE = 0.7  # the part of the time before the last comparison
 REFUSED = ("RUNS", "NUM_DEVICES", "SCOPE", "EPOCHS", "SUSTAIN", "NUM_IMAGES")
 
 

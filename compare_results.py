@@ -100,7 +100,8 @@ def pair_results(a, b, is_cited):
     """Return a Pair for each work of B that A has, too.
 
     Of several results those of equal setup are a pair, or else the newest ones. What A has only in another framework,
-    and what was published, is paired if likeness.work_key() is equal; of these the same framework, then the fastest.
+    and what was published, is paired if likeness.work_key() is equal; of these the same framework, then the fastest
+    undisturbed one.
     """
     has_both = any(len({row["kind"] for row in rows}) > 1 for rows in (a, b))  # results of a CPU and of a GPU
     bases, chosen, pairs = defaultdict(list), {}, []
@@ -109,8 +110,9 @@ def pair_results(a, b, is_cited):
     for result in b:
         for base in bases[result["work"], has_both and result["kind"]]:
             is_same, is_like = agree(base, result, *WORK), agree(base, result, "framework")
-            rank = (is_like, base["value"]) if is_cited else (is_same, agree(base, result, *SETUP))
-            work = tuple(result[name] for name in (*WORK, "kind"))
+            cited, own = (base, result) if base["published"] else (result, base)
+            rank = (is_like, own["undisturbed"], own["value"]) if is_cited else (is_same, agree(base, result, *SETUP))
+            work = tuple(cited[name] for name in (*WORK, "kind"))
             if (is_same or is_cited or not is_like) and rank >= chosen.get(work, [()])[0]:
                 chosen.pop(work, None)  # so that pairs are in the order of their results
                 chosen[work] = rank, base, result
@@ -190,9 +192,7 @@ def main(environ=os.environ):
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
     judged = [pair for pair in pairs if pair.verdict or is_cited or not agree(pair.a, pair.b, "machine")]
     if pairs and not judged:
-        remarks.append(
-            f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, then RUNS={ENOUGH_PAIRS}"
-        )
+        remarks.append(f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, use RUNS={ENOUGH_PAIRS}")
     print("\n".join(report.wrap(remark, "  ") for remark in remarks))
     return SLOWER if slower else 0 if judged else NOT_JUDGED
 

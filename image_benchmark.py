@@ -42,7 +42,7 @@ def image_workload(settings):
     if counts and (is_counted or not model.startswith("vit")):  # a ViT trains a vector for each patch
         parameters = int(counts["parameters"])
     if is_counted:
-        forward = int(counts["inference_flops"])  # of convolutions and matmuls
+        forward = int(counts["inference_flops"])  # convolutions and matmuls
         flops = flops_of_phase(settings.phase, forward, int(counts["training_flops"]) - forward)
     return Workload(
         name="image",
@@ -80,10 +80,12 @@ def choose_workers(settings, workload, group, shared_memory="/dev/shm"):
         workers = min(group.ranks.share(resources.usable_cores()), MOST_WORKERS)
         if sys.platform == "linux":  # only there it is limited; each worker shares its batches with this process
             free = shutil.disk_usage(shared_memory).free if os.access(shared_memory, os.W_OK) else 0
-            workers = min(workers, group.ranks.share(free) // ((data.PREFETCH + 1) * workload.batch_bytes))
-            if not workers:  # this process reads the files itself
-                words = "%.0f MiB of shared memory hold no worker's batches: `docker run --shm-size=2g`"
-                child.log.warning(words, free / 2**20)
+            needed = (data.PREFETCH + 1) * workload.batch_bytes  # for each
+            if (held := group.ranks.share(free) // needed) < workers:  # without any, this process reads the files
+                size = 1 + workers * needed * group.ranks.local_world_size // 2**30
+                words = "%.0f MiB of shared memory hold batches of %d workers, not of %d: `docker run --shm-size=%dg`"
+                child.log.warning(words, free / 2**20, held, workers, size)
+                workers = held
     return min(group.gather(workers))  # equal on all ranks, because the number of steps in a window depends on it
 
 

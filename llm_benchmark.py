@@ -20,7 +20,7 @@ from bench.settings import TRAINING, SettingError
 from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-COMPARED_LENGTH = 64  # of sequences that are compared with the CPU if it is too slow for longer ones, at most
+COMPARED_LENGTH = 64  # at most, for sequences that are compared with the CPU if it is too slow for longer ones
 OURS = ("rope_theta", "rope_factor", "is_qwen", "num_experts", "num_experts_per_tok", "lora_rank")  # not for config()
 
 
@@ -93,7 +93,7 @@ def llm_workload(settings):
     """Describe the work of a phase: a step of decode adds a token to each sequence, others take whole sequences."""
     model = find_model(settings.model, DECODERS)
     decoder = replace(DECODERS[model], lora_rank=settings.lora_rank or 0)
-    depth = settings.depth or 0  # of decode, which begins after these tokens
+    depth = settings.depth or 0  # decode begins after these tokens
     new = settings.new_tokens or settings.prompt_tokens
     sequences = settings.batch_size
     is_training = settings.phase in TRAINING

@@ -17,7 +17,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
-from bench import process
+from bench import child, process
 from bench.host import environment, resources
 from bench.plots import card, table
 from bench.records import results, tables
@@ -91,13 +91,13 @@ def find_programs(commit):
 
 def has_died(row):
     """Return whether a row is that of a process that ended in the middle of its work: it may have had more to do."""
-    return row["status"] in ("crashed", "timed_out") or row["note"].startswith("ended by signal")
+    return row["status"] in ("crashed", "timed_out") or row["note"].startswith(("ended by signal", child.COMPARING))
 
 
 def judge_process(rows):
     """Return what a process did, from its rows: "undisturbed", "disturbed", "failed" or "interrupted"."""
     statuses = {row["status"] for row in rows}
-    if "interrupted" in statuses:  # what was complete before does not count either
+    if "interrupted" in statuses or any(row["note"] == child.STOPPED for row in rows):  # nor what was complete before
         return "interrupted"
     if "ok" not in statuses or any(map(has_died, rows)):
         return "failed"
@@ -169,7 +169,8 @@ def read_processes(path, runs, warn=lambda line: None):
     found = tables.load([path], warn)
     processes = {run_id: {} for run_id in runs}
     for (run_id, number), rows in found[found["run_id"].isin(runs)].groupby(["run_id", "process"], sort=False):
-        processes[run_id][int(number)] = judge_process(tables.to_dicts(rows[["status", "note", "is_disturbed"]]))
+        if number.isdecimal():  # else it was damaged
+            processes[run_id][int(number)] = judge_process(tables.to_dicts(rows[["status", "note", "is_disturbed"]]))
     return processes
 
 
@@ -206,8 +207,7 @@ def main():
     print(table.describe_set(settings.results_dir, print, [blank[name] for name in table.SIDE]))
     done = {row["run_id"] for row in measured if row["undisturbed"]}  # are not measured again
     if disturbed := sum(row["status"] == "ok" and row["run_id"] not in done for row in measured):
-        words = "are disturbed: run `make all` again when the machine is idle"
-        print(f"{disturbed} of {len(measured)} results {words}")
+        print(f"{disturbed} of {len(measured)} results are disturbed: run `make all` again when the machine is idle")
     print("`make submit` checks the rows and prints how to send them")
     return 0 if has_result(measured) else 1
 

@@ -52,9 +52,7 @@ def hidden_widths(model):
         return (int(repeated[2]),) * int(repeated[1])
     if re.fullmatch("mlp(-[1-9][0-9]{0,5})+", model):
         return tuple(int(width) for width in model.split("-")[1:])
-    raise SettingError(
-        f"MODEL={model!r} must be mlp-DEPTHxWIDTH or mlp-WIDTH-WIDTH-..., such as mlp-5x1024; a list has commas"
-    )
+    raise SettingError(f"MODEL={model!r} must be mlp-DEPTHxWIDTH (mlp-5x1024) or mlp-WIDTH-WIDTH...; a list has commas")
 
 
 def mlp_counts(widths, phase):

@@ -25,7 +25,7 @@ log = logging.getLogger("bench")
 TRIAL_SIZE = (512, 512, 512)  # a matmul of this size estimates the speed before a large one is tried
 CPU_PEAK_SIDE = 1024  # M = N = K from which a matmul may reach a device's peak
 GPU_PEAK_SIDE = 4096
-TITLE = "TFLOP/s (int8 TOP/s)"  # of the printed table
+TITLE = "TFLOP/s (int8 TOP/s)"  # above the printed table
 MATMULS = ("matmul", "matmul-8bit")
 REFUSED = ("wrong_output", "work_skipped")  # one size failed; after other failures all would
 
@@ -124,7 +124,9 @@ def measure_peak(sweep: Sweep, best):
     """
     size = tuple(map(int, best["matrix_size"].split("x")))
     precision = best["precision"]
-    peak = sweep.measure_operator(operators.matmul(size), precision, seed=1)
+    workload = operators.matmul(size)
+    workload = replace(workload, columns=workload.columns | {"model": "matmul-peak"})  # also if it is interrupted
+    peak = sweep.measure_operator(workload, precision, seed=1)
     note = "the best size, measured again"
     if sweep.measurer.device.type == "cpu":
         rival = sweep.measure_operator(operators.convolution_1x1(size), precision, seed=1)

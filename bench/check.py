@@ -36,8 +36,8 @@ from bench.host import resources
 from bench.precision import ERROR_LIMITS, EXACT, relative_error, require
 from bench.timing import MeasurementError, idle_barrier_seconds, timed
 
-# The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32, also
-# of float32 convolutions (Winograd), and float16; anything else (docs/method-details.md has errors of honest networks).
+# The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32, which
+# Winograd's float32 convolutions are, too, and float16; anything else (docs/method-details.md has honest errors).
 CPU_LIMIT, EXACT_LIMIT, FINE_LIMIT, COARSE_LIMIT = 0.001, 0.01, 0.2, 0.5
 FINE = EXACT | {"tf32", "float16"}
 # Norms of gradients over the CPU's, (low, high), and the least norm that counts, in parts of the largest: a smaller one
@@ -47,7 +47,7 @@ EXACT_NORMS, ROUGH_NORMS = (0.9, 1.1, 1e-4), (0.54, 1.9, 1e-2)
 # Not compared in 16 bits (the beginning of names): items differ in size by factors of a thousand, errors reach 55 %.
 NOT_COMPARED_MODELS = "efficientnet_b"
 NOT_COMPARED = "not compared with the CPU: "  # the beginning of a note
-MAX_FLOPS = 3e11  # of two items on the CPU, for each thread of the reference: 4 to 8 s
+MAX_FLOPS = 3e11  # two items' on the CPU, for each thread of the reference: 4 to 8 s
 # S. If all but one step is skipped, the ratio is 16. Single steps have cold caches (seconds); tries, because of noise.
 SINGLE_STEPS, COMPARED_STEPS, MAX_SINGLE_RATIO, SINGLE_TOLERANCE = 4, 16, 4.0, 2e-5
 LEAST_TRIES, MOST_TRIES = 3, 20
@@ -64,7 +64,8 @@ def check_parameters(counted, expected):
 
 def why_not_compared(session, is_too_large):
     """Return why a model is not compared with the CPU; or ""."""
-    context, workload = session.context, session.workload
+    context = session.context
+    workload = session.workload
     values = session.model.size + (session.parameters if session.is_trained else 0)  # the copy's, with gradients
     if workload.model.startswith(NOT_COMPARED_MODELS) and context.precision not in EXACT:
         return "this network magnifies the rounding of fewer bits than float32 has"
@@ -82,11 +83,12 @@ def choose_pair(session):
 
     A note says what is not as usual.
     """
-    workload, settings = session.workload, session.settings
+    workload = session.workload
+    settings = session.settings
     items = workload.items_per_step / settings.batch_size
     if settings.phase == "decode":
-        items = settings.depth + settings.new_tokens  # of a sequence, which the reference reads at once
-    flops = (workload.flops_per_item or 0) * items  # of an item, 0 if unknown
+        items = settings.depth + settings.new_tokens  # a whole sequence, which the reference reads at once
+    flops = (workload.flops_per_item or 0) * items  # one item's, 0 if unknown
     is_large = 2 * flops > MAX_FLOPS * session.context.reference_threads
     if reason := why_not_compared(session, is_large and not workload.make_checked):
         session.notes.append(NOT_COMPARED + reason)
@@ -114,7 +116,8 @@ def check_items(session, got, expected):
 
 def compute_gradients(session):
     """Return (output, norms of gradients) of two items from the device and from the CPU; or None."""
-    context, model = session.context, session.model
+    context = session.context
+    model = session.model
     is_compared, smaller = choose_pair(session)
     if not is_compared:
         return None
@@ -131,7 +134,8 @@ def check_gradients(session, got, expected):
     """
     check_useful(got[0])
     error = check_items(session, got[0], expected[0])
-    norms, right = np.asarray(got[1]), np.asarray(expected[1])
+    norms = np.asarray(got[1])
+    right = np.asarray(expected[1])
     is_float16 = session.context.precision in ("float16", "mixed_float16")  # honest runs overflow in it
     for place in np.flatnonzero(np.isfinite(norms) != np.isfinite(right)):
         side = "the CPU" if np.isfinite(norms[place]) else "the device"

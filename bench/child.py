@@ -32,6 +32,7 @@ from bench.workloads.workload import Workload
 log = logging.getLogger("bench")
 
 COMPARING = "the process ended before its last check"  # note of a row until then
+STOPPED = f"{check.NOT_COMPARED}interrupted"  # note of a row if Ctrl-C has ended that check
 REST_SECONDS = 0.01
 MOST_RESTS = 30  # the threads of LLVM's and Intel's OpenMP spin for 0.2 s after their work, those of GNU's do not
 
@@ -103,7 +104,7 @@ class Measurer:
     instruments: meters.Instruments
     group: ranks.Group
     send: Callable[[dict], None]  # called with each line
-    requests: SimpleQueue | None  # of the parent; None: measures until the settings' limits
+    requests: SimpleQueue | None  # the parent's; None: measures until the settings' limits
     begun: dict = field(default_factory=dict)  # the cells of what happens now
 
     def write(self, cells):
@@ -164,10 +165,10 @@ class Measurer:
             MemoryError: the work does not fit in the system's memory: it would swap, or this process would be killed.
         """
         needed = RESIDENT_BATCHES * workload.batch_bytes  # which are made in the system's memory
-        needed += workload.resident_bytes if resources.shares_memory(self.device) else 0
+        if resources.shares_memory(self.device):
+            needed += workload.resident_bytes
         if needed > (free := resources.available_bytes()):
-            fix = "a smaller MODEL or BATCH_SIZE, or 16 bits"
-            fix = "smaller SIZES, or OPS without it" if self.settings.ops else fix
+            fix = "smaller SIZES, or other OPS" if self.settings.ops else "a smaller MODEL or BATCH_SIZE, or 16 bits"
             words = f"it needs {needed / 1e9:.4g} GB, but only {free / 1e9:.4g} GB are free"
             raise MemoryError(f"{words}: choose {fix}")
         # Each rank has its own data, and its own order of them.
@@ -231,7 +232,7 @@ class Measurer:
         try:
             return session.compare(check.check_output, session, *items)
         except KeyboardInterrupt:
-            keep(cells | {"note": f"{check.NOT_COMPARED}interrupted"})
+            keep(cells | {"note": STOPPED})
             raise
 
 

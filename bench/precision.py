@@ -95,7 +95,8 @@ def probe_inputs(name):
 
 def relative_error(got, expected):
     """Return the L2 norm of the difference, divided by the L2 norm of the expected values."""
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    got = np.asarray(got, np.float64)
+    expected = np.asarray(expected, np.float64)
     return float(np.linalg.norm(got - expected) / np.linalg.norm(expected))
 
 

@@ -216,6 +216,8 @@ class Child:
     def explain_death(self):
         """Return the status and the note of the row of a process that has died; None if it has not."""
         status = self.exit_status
+        if status == INTERRUPTED and any(line.get("status") == "ok" for line in self.lines):
+            return "interrupted", "before anything of it was complete"
         if status in (None, 0, MISTAKE, INTERRUPTED):
             return None
         if status == -signal.SIGKILL:
@@ -251,7 +253,8 @@ def close(children):
         while not caught and any(each.process.poll() is None for each in working):
             time.sleep(POLL_SECONDS)
         for each in working:
-            each.end(INTERRUPTED)
+            with suppress(KeyboardInterrupt):
+                each.end(INTERRUPTED)
 
 
 def open_channel():

@@ -31,9 +31,9 @@ from bench.settings import COMPARED, PARTS, ROOT, WORKLOADS, Run, SettingError, 
 
 log = logging.getLogger("bench")
 
-PROCESSES, COMPARED_PROCESSES = 3, 5  # of each run, and in a list that is compared
-SAMPLE_SECONDS = 0.3  # of other programs, before anything is measured
-SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # of windows, before another process works
+PROCESSES, COMPARED_PROCESSES = 3, 5  # for each run, and in a list that is compared
+SAMPLE_SECONDS = 0.3  # to see other programs, before anything is measured
+SLICE_SECONDS, LEAST_SLICES, MOST_SLICES = 0.25, 2, 100  # for windows, before another process works
 REFRESH_SECONDS = 1.0
 BAR = "{desc} [{elapsed}<{remaining}]"
 LOGGED = re.compile(r"^\d\d:\d\d:\d\d  ")  # how a line of the log begins

@@ -24,7 +24,7 @@ MAKE_VARIABLES = ("PYTHON", "CUDA_BUILD", "A", "B", "BASE")  # only the Makefile
 WORKLOADS = ("image", "mlp", "transformer", "llm", "diffusion")
 # The model with batches on the device; the pipeline of JPEG files alone; both. Rows also have "epoch" and "sustained".
 SCOPES = ("device", "input", "end_to_end")
-PARTS = ("forward", "backward", "optimizer")  # of a step of training; each is a phase, too
+PARTS = ("forward", "backward", "optimizer")  # what a step of training consists of; each is a phase, too
 TRAINING = ("training", *PARTS)
 GENERATION = ("prefill", "decode")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -218,7 +218,7 @@ class Settings:
 
 
 DECLARED = {each.name: each.metadata["declared"] for each in fields(Settings)}
-# Settings whose lists are compared in slices; if there are several lists, the first of these.
+# Settings whose lists are compared; if there are several lists, the first of these.
 MEASURED_EACH = [name for name, declared in DECLARED.items() if EACH in declared.lists.values()]
 COMPARED = [name.upper() for name in MEASURED_EACH if name not in ("num_devices", "model", "phase")]
 SETTING_NAMES = [*map(str.upper, DECLARED), *SYNONYMS]
@@ -289,6 +289,9 @@ def list_runs(command, environ):
         declared = DECLARED[name]
         if text and "," in text and declared.lists.get(command, declared.lists[""]) == EACH:
             lists[name.upper()] = re.split(r"\s*,\s*", text.strip())
+    if "USE_GPU" in lists and command in WORKLOADS:  # the same work on both: a CPU's
+        gpu, cpu = (read_used(command, environ, on_cpu) for on_cpu in (False, True))
+        environ = {name.upper(): cpu[name] for name in cpu if cpu[name] != gpu[name]} | environ
     runs = {}  # by the values that make them different
     for entries in product(*lists.values()):  # without lists: once, ()
         choices = dict(zip(lists, entries, strict=True))

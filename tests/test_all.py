@@ -9,6 +9,7 @@ import pytest
 
 import measure_all
 from bench import process
+from bench.child import COMPARING, STOPPED
 from bench.frameworks import Device
 from bench.host import environment
 from bench.records import results
@@ -58,6 +59,8 @@ def make_all(monkeypatch):
             child.write(**cells | {"tflops": -1.0})
         elif failure == "mistake":
             child.lines.append({"mistake": "it needs a package"})
+        elif failure in (COMPARING, STOPPED):
+            child.write(**cells | {"note": failure})
         elif failure:
             child.write(**cells | {"status": failure, "note": "9 TiB", "throughput": None})
         else:
@@ -179,13 +182,23 @@ def test_what_was_disturbed_is_measured_at_most_twice_as_often_and_by_the_next_c
     assert "are disturbed" not in capsys.readouterr().out
 
 
+def test_what_was_not_compared_is_measured_again(make_all):
+    died, stopped = [("image", "resnet50", "training"), ("llm", "smollm2-135m", "decode")]
+    make_all.fails = {died: COMPARING, stopped: STOPPED}
+    asked = Counter(make_all()[1])
+    make_all.fails = {}
+    assert (asked[died], asked[stopped], make_all()[1]) == (2, 2, [stopped])
+
+
 def test_what_is_missing_is_measured_again_once(make_all):
-    """A row that was removed, two processes that were interrupted."""
+    """A row that was removed, one that was damaged, two processes that were interrupted."""
     _, asked, rows = make_all(RUNS="3")
     first = next(row for row in rows if row["process"] == "1" and row["model"] == "mlp-5x1024")
     path = read_settings("all").results_dir / "m.csv"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line for line in lines if not (first["run_id"] in line and ",1," in line[:30])))
+    assert [make_all()[1] for _ in range(2)] == [[("mlp", "mlp-5x1024", "training")], []]
+    path.write_text(path.read_text().replace(f"{first['run_id']},2,", f"{first['run_id']},x,"))
     assert [make_all()[1] for _ in range(2)] == [[("mlp", "mlp-5x1024", "training")], []]
     path.unlink()
     make_all.fails[SWEEP] = "interrupted"  # after a row that is complete

@@ -103,15 +103,13 @@ def test_a_model_that_is_not_compared_says_why(about, size, flops, words):
     assert (error is None, words in " ".join(session.notes)) == (bool(words), True)
 
 
-@pytest.mark.parametrize(
-    ("flops", "threads", "is_small"), [(1e15, 9, True), (0, 9, True), (2e11, 1, True), (2e11, 2, False)]
-)
-def test_large_and_unknown_items_are_compared_in_a_smaller_size(flops, threads, is_small):
+@pytest.mark.parametrize(("flops", "cores", "tiny"), [(1e15, 9, True), (0, 9, True), (2e11, 1, True), (2e11, 2, False)])
+def test_large_and_unknown_items_are_compared_in_a_smaller_size(flops, cores, tiny):
     session = fake_session()
-    session.workload.flops_per_item, session.context.reference_threads = flops, threads
+    session.workload.flops_per_item, session.context.reference_threads = flops, cores
     session.workload.make_checked = lambda count, seed: [(OUTPUT[:count, :10],)]
     assert check.check_output(session, *check.copy_items(session)) == 0
-    assert ("smaller" in str(session.notes)) == is_small
+    assert ("smaller" in str(session.notes)) == tiny
 
 
 @pytest.mark.parametrize(

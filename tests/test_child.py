@@ -35,6 +35,7 @@ def tiny_workload(settings):
         parameters=192_000,
         flops_per_item=384_000,
         batch_bytes=settings.batch_size * 4 * 3 * 8 * 8,
+        bytes_per_step=8_000_000,
         columns={"image_size": 8, "data": "synthetic"},
     )
 
@@ -74,6 +75,7 @@ def test_a_measurement_becomes_a_line(child):
     assert line["throughput_low"] <= line["throughput"] <= line["throughput_high"]
     assert line["items"] == 8 * line["windows"] * line["steps_per_window"]
     assert line["tflops"] == pytest.approx(line["throughput"] * 384_000 / 1e12)
+    assert line["bandwidth"] == pytest.approx(line["throughput"] / 8 * 0.008)
     assert line["measured_precision"] == "float32"
     assert (line["optimizer"], line.get("num_workers")) == (None, None)  # inference on resident batches has neither
 
@@ -126,11 +128,6 @@ def test_glibc_keeps_memory_in_a_process_on_a_cpu_unless_the_user_sets_it(child,
     assert given == asked
 
 
-def test_the_bytes_of_a_step_become_a_bandwidth(child):
-    _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), bytes_per_step=8_000_000))
-    assert line["bandwidth"] == pytest.approx(line["throughput"] / 8 * 0.008)
-
-
 def few_images(settings):
     """Return a workload of 2000 images and a test set of one image with each of the ten labels, of which one fits."""
     images, labels = cifar10.synthetic_images(2000, seed=0)
@@ -177,9 +174,7 @@ def test_what_cannot_fit_is_not_even_tried(child, monkeypatch, device, is_integr
     device = frameworks.Device(device, None, "1", 1, is_integrated=is_integrated)
     monkeypatch.setattr(on_numpy, "find_device", lambda settings: device)
     monkeypatch.setattr(child_process.resources, "available_bytes", lambda: 2 * 10**6)
-    monkeypatch.setattr(
-        child_process.resources, "find_card", lambda: environment.NvidiaGpu("NVIDIA GB10", memory=memory)
-    )
+    monkeypatch.setattr(child_process.resources, "find_card", lambda: environment.NvidiaGpu("GB10", memory=memory))
     sizes = {"batch_bytes": 8000 * inputs, "resident_bytes": 2 * 10**6}
     _, (line,) = child(workload=lambda settings: replace(tiny_workload(settings), **sizes))
     assert line["status"] == ("ok" if fits else "out_of_memory")

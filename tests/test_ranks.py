@@ -53,7 +53,7 @@ def test_workers_share_their_batches(monkeypatch, tmp_path, caplog, free, fittin
     workload = SimpleNamespace(batch_bytes=2**28)
     settings = read_runs("image", {})[0].settings
     assert image_benchmark.choose_workers(settings, workload, ranks.Group(), tmp_path) == fitting
-    assert ("64 MiB" in caplog.text and "--shm-size" in caplog.text) == (fitting == 0)
+    assert ("--shm-size=7g" in caplog.text, "64 MiB" in caplog.text) == (fitting < 8, fitting == 0)
 
 
 def test_a_launcher_that_does_not_tell_the_local_rank_starts_one_on_each_node():

@@ -1,6 +1,7 @@
 """Settings: what users type, and the refusal they get when it is wrong."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,10 +31,9 @@ def test_defaults_depend_on_the_command_the_device_and_the_framework():
     assert found == [("smollm2-135m", "float32", 1), ("llama-3.2-1b", "bfloat16", 1)]
     old = [read_settings("llm", {"PHASE": phase}, "cuda", True).precision for phase in ("decode", "backward")]
     assert old == ["float16", "mixed_float16"]
-    found = [
-        (run.settings.compile, run.settings.memory_format) for run in read_runs("image", {"FRAMEWORK": "torch,jax"})
-    ]
-    assert found == [(False, "channels_first"), (True, "channels_last")]
+    torch, jax = (run.settings for run in read_runs("image", {"FRAMEWORK": "torch,jax"}))
+    assert (torch.compile, torch.memory_format) == (False, "channels_first")
+    assert (jax.compile, jax.memory_format) == (True, "channels_last")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,13 @@ def test_runs_that_the_lists_ask_for(command, environ, changes):
         assert read_settings(command, run.environ) == run.settings
 
 
+@pytest.mark.parametrize("command", ["image", "llm", "diffusion"])
+def test_a_cpu_and_a_gpu_are_compared_with_the_defaults_of_a_cpu(command):
+    on_cpu = read_settings(command, {"USE_GPU": "0", "PHASE": "training"}, "cpu")
+    for run in read_runs(command, {"USE_GPU": "1,0", "PHASE": "training"}):
+        assert replace(read_settings(command, run.environ, "cuda"), use_gpu=False) == on_cpu
+
+
 def test_the_page_of_settings_has_each_with_its_commands_and_defaults_and_each_model():
     page = Path("docs/settings.md").read_text()
     rows = re.findall(r"^\| ([A-Z_]+) \| (.*?) \| (.*?) \| ", page, re.M)
@@ -152,8 +159,7 @@ def test_the_page_of_settings_has_each_with_its_commands_and_defaults_and_each_m
         declared = DECLARED[name.lower()]
         assert used_by == (", ".join(declared.defaults) if "" not in declared.defaults else "every")
         for text in declared.defaults.values():
-            assert all(
-                (each or "").rpartition("/")[2] in shown for each in (text if isinstance(text, tuple) else [text])
-            )
+            texts = text if isinstance(text, tuple) else [text]
+            assert all((each or "").rpartition("/")[2] in shown for each in texts)
     names = [name for name in (*DECODERS, *ENCODERS, *DENOISERS) if "tiny" not in name]  # which other tests add
     assert [f"{name} is missing in docs/settings.md" for name in names if name not in page] == []

@@ -19,6 +19,7 @@ BOOSTED, FAST = ({"tflops": rate} for rate in (120, 11_920))  # 82.6 are rated
     [
         *(({}, []), (FAILED, []), (RTX_4090 | BOOSTED, []), (RTX_9090 | FAST, []), (RTX_4090 | FAST, ["tflops"])),
         (RTX_4090 | COPY | {"throughput": 6250}, ["tflops"]),
+        (RTX_9090 | COPY | {"throughput": 6250, "rated_bandwidth": 1000}, []),
     ],
 )
 def test_a_rate_far_above_that_of_the_chip_is_refused(cells, named):

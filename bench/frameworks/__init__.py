@@ -32,7 +32,7 @@ class Device:
     num_threads: int  # CPU threads
     emulates_bfloat16: bool = False  # which is slow; such a card is fast in float16
     is_integrated: bool | None = None  # a GPU whose memory is the system's; None: the framework cannot tell
-    rated_bandwidth: float | None = None  # of its memory, in GB/s
+    rated_bandwidth: float | None = None  # its memory's, in GB/s
     memory_bytes: int | None = None  # that it can use of a GPU's own, or of its slice (MIG); None: unknown
     # Why COMPILE cannot be used, and the fix; "" if it can; None: `make all` does not compile on this type of device.
     why_not_compiled: str | None = None

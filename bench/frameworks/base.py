@@ -60,7 +60,7 @@ class Model:
 class DeviceContext:
     """Where and how a framework computes: device, precision, compilation, memory."""
 
-    operators: dict[str, Callable]  # of make tflops, by name: (*operands) -> output, without gradients
+    operators: dict[str, Callable]  # by name, for make tflops: (*operands) -> output, without gradients
     build: Callable  # (workload, phase, inputs) -> its Model, with each BatchNorm as calibrate() sets it
     put: Callable  # (*arrays) -> a batch or operands on the device, floats in this precision, images in its format
     open_stream: Callable  # (workload, settings) -> endless batches of JPEG files, unless it lacks SCOPE
@@ -78,8 +78,10 @@ class DeviceContext:
 
     def __init__(self, device, settings):
         self.device = device
-        self.precision, self.weight_bits = settings.precision, settings.weight_bits
-        self.seed, self.optimizer = settings.seed, settings.optimizer
+        self.precision = settings.precision
+        self.weight_bits = settings.weight_bits
+        self.seed = settings.seed
+        self.optimizer = settings.optimizer
         self.compile: Any = settings.compile or False  # None in a command that does not use it
         self.reference_threads = settings.num_threads or usable_cores()  # that on_cpu() computes with
         self.traces = 0  # how often a function was compiled since the session was opened
@@ -87,7 +89,8 @@ class DeviceContext:
     def on_cpu(self):
         """Return this context for a reference on the CPU, uncompiled; a framework adds float32."""
         context = copy.copy(self)
-        context.device, context.compile = "cpu", False
+        context.device = "cpu"
+        context.compile = False
         return context
 
     def counted(self, function):

@@ -23,8 +23,8 @@ STEPS |= {"optimizer": ("forward", "backward", "update")}
 CALIBRATED_ITEMS = 8  # in the batch with which a model is calibrated
 SAMPLED = 2**16  # values of a matrix that tell whether it moved
 KERNEL = 16  # longest side of a convolution's kernel, of which all places are among them
-# Parts of the names of trained matrices that say nothing: a step moves some rows of a table of embeddings, and biases
-# of keys in attention only by rounding.
+# Parts of the names of trained matrices that say nothing: a step moves some rows of a table of embeddings, and the
+# biases of keys in attention only by rounding.
 LEFT_OUT = ("embed_tokens", "embeddings", "words.", "positions.", "types.", "bias")
 
 
@@ -37,7 +37,8 @@ def open_session(context_class, workload, settings, scope, group=None):
         return OperatorSession(*given) if workload.samples else ModelSession(*given, scope)
     session = Session(*given)
     session.run = lambda images, *_: images  # a step only takes a batch from the workers, and puts it on the device
-    session.precisions, session.steps_run = {}, True  # nothing is computed, and a step ends when its batch is there
+    session.precisions = {}  # nothing is computed
+    session.steps_run = True  # a step ends when its batch is there
     session.read_files()
     return session
 
@@ -51,8 +52,8 @@ class Session:
     num_workers: int | None = None  # that prepare batches
     queue_steps: int | None = None  # batches that they may have ready or in progress
     parameters: int | None = None  # trainable; None without a model
-    weight_bytes = 0  # of a model's weights that a step of decode reads, as they are stored
-    output_error: float | None = None  # of two items, against the CPU
+    weight_bytes = 0  # all that a step of decode reads of the weights, as they are stored
+    output_error: float | None = None  # two items', against the CPU
     precisions: dict[str, str] | None = None  # as check_precision() returns them; None before the first step
     steps_run = False  # whether check_steps_run() has passed
     model: Any = None
@@ -136,7 +137,7 @@ class ModelSession(Session):
     """A step is a function of a model, as the phase says. Epochs have all data on the device."""
 
     gradients: Any = None  # what check_gradients() compares after the first step
-    first_loss: float | None = None  # of the first step of training
+    first_loss: float | None = None  # at the first step of training
 
     def __init__(self, context, workload, settings, group, scope):
         super().__init__(context, workload, settings, group)
@@ -227,13 +228,14 @@ class ModelSession(Session):
         train_inputs, train_labels, test_inputs, self.test_labels = self.workload.dataset()
         self.train_data = self.context.put(train_inputs, train_labels)
         self.test_inputs, _ = self.context.put(test_inputs, self.test_labels)
-        count, size = len(train_labels), self.settings.batch_size
+        count = len(train_labels)
+        size = self.settings.batch_size
         self.train_epoch(np.arange(min(count, size + (count % size or size))))
         self.after_first_step()
 
     def train_epoch(self, order):
         """Submit a step for each batch of the training data in this order; the last batch may be smaller."""
-        self.losses = []  # of each step, still on the device
+        self.losses = []  # one for each step, still on the device
         (rows,) = self.context.put(order)
         size = self.settings.batch_size
         for start in range(0, len(order), size):

@@ -28,7 +28,7 @@ CONTENDED_SHARE = 0.10  # the part of the usable cores' time that other programs
 SHARED_PERCENT = 20  # a card that is busier before the run is shared; a desktop at idle clocks needs more than 5
 # Numbers for mallopt(): glibc then maps no block separately. Before 2.35 it ignores an MMAP_THRESHOLD above 32 MiB.
 GLIBC_KEEPS = {"mmap_max": (-4, 0), "trim_threshold": (-1, -1)}
-LEAST_PERIODS = 20  # of a counter between the first and the last change: each may be seen a period too late
+LEAST_PERIODS = 20  # between the first and the last change of a counter: each may be seen a period too late
 APPLE_PARTS = {"cpu": "cpu_total_mj", "gpu": "gpu_mj", "gpu sram": "gpu_sram_mj", "dram": "dram_mj", "ane": "ane_mj"}
 PRESSURE_LEVELS = ("nominal", "moderate", "heavy", "trapping", "sleeping")  # libkern/OSThermalNotification.h
 # nvmlClocksEventReason...: bits of nvmlDeviceGetCurrentClocksThrottleReasons(), in nvml.h
@@ -114,7 +114,8 @@ class Watch:
     """Meters energy, and notices heat, other programs and swapping, between start() and stop()."""
 
     def __init__(self, instruments, clock=time.perf_counter):
-        self.instruments, self.clock = instruments, clock
+        self.instruments = instruments
+        self.clock = clock
         self.joules = math.nan  # the counter's last reading
         self.changes = []  # (seconds, joules, items) at the first and at the last change of the counter
 
@@ -140,7 +141,7 @@ class Watch:
         readings = read_or({}, self.instruments.read) if reads_sensors else {}
         pressure, reasons = (readings.get(name, "") for name in ("thermal_pressure", "throttle_reasons"))
         # An unknown counter is NaN, which is not greater.
-        self.cores = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)  # of others
+        self.cores = (read_or(math.nan, others_cpu_seconds) - self.others) / (self.clock() - self.began)  # others'
         noticed = {
             "throttled": pressure not in ("", "nominal") or not SLOWED_BY.keys().isdisjoint(reasons.split()),
             "contended": self.cores > CONTENDED_SHARE * usable_cores() or self.instruments.is_shared,
@@ -189,7 +190,7 @@ def open_apple_chip():
     count = AppleEnergyMonitor().get_cumulative_energy
     counted = count()
     parts = [part for part, name in APPLE_PARTS.items() if getattr(counted, name) is not None]
-    if "Ultra" in (read_mac_chip() or ""):  # of its two dies, the package reads one's CPU counters, up to version 1.1
+    if "Ultra" in (read_mac_chip() or ""):  # two dies: up to version 1.1, the package reads one's CPU counters
         parts = [part for part in parts if part != "cpu"]
 
     def joules():

@@ -45,13 +45,13 @@ def usable_cores():
 
 def check_threads():
     """Raise SettingError unless a process could start its threads: libraries hang or abort without them."""
-    needed, end = 20 + 2 * usable_cores(), threading.Event()
+    needed = 20 + 2 * usable_cores()
+    end = threading.Event()
     try:
         for _ in range(needed):
             threading.Thread(target=end.wait, daemon=True).start()
     except RuntimeError:
-        words = f"{needed} threads cannot be started: raise `ulimit -u` or, of a container, pids.max"
-        raise SettingError(words) from None
+        raise SettingError(f"{needed} threads cannot be started: raise `ulimit -u` or a container's pids.max") from None
     finally:
         end.set()
 

@@ -112,11 +112,6 @@ def list_tiles(own, last):
     return tiles
 
 
-def format_percent(share):
-    """Return a share in percent, with one significant digit if it is small."""
-    return f"{100 * share:.0f}" if share >= 0.015 else f"{100 * share:.1g}"
-
-
 def list_warnings(shown):
     """List the flags of all rows in words."""
     named = {}
@@ -136,7 +131,7 @@ def describe_bar(row):
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     name = ", ".join(filter(None, [row["precision"], few_threads(row)]))  # what differs within a block
     disturbed = "" if row["undisturbed"] else "disturbed, "
-    return name, disturbed + ends, f"{format_percent(share)} %" if share > 0 else ""
+    return name, disturbed + ends, f"{format_number(100 * share, '{:.2g}')} %" if share > 0 else ""
 
 
 def draw_card(card, folder):

@@ -25,9 +25,10 @@ MARKERS, DASHES = "osD^vPX", ("-", "--", ":")
 DPI = 200
 # Inches. GitHub shows a picture 860 pixels wide.
 MARGIN = 0.25  # around a picture
-NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # of a sheet, from the left
+NAME, BAR, BAR_END, VALUE, NOTE, WIDE = 1.37, 3.05, 4.33, 5.58, 5.68, 7.3  # on a sheet, from the left
 ROW = 0.2  # from one bar to the next
-PANEL, LEGEND = (7.6, 3.6), 0.15  # of lines, and each name below it
+PANEL = 7.6, 3.6  # a diagram of lines
+LEGEND = 0.15  # each name below it
 LABEL, TEXT = 66, 155  # letters in one of its two columns, and below it
 LETTER, BOLD = 0.56, 0.68  # mean width of a letter in units of the size of the text
 LEAST_SIZE = 5.5  # points of text
@@ -41,11 +42,11 @@ class Sheet:
         self.figure = Figure()
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.axis("off")
-        self.top = 0.0  # of what is drawn next
+        self.top = 0.0  # where the next thing is drawn
 
     def write(self, words, x, y, width, size, weight="normal", **options):
         """Write text, smaller if it has too many letters for this width, in two lines if it is too small then."""
-        letters = 72 * width / (BOLD if weight == "bold" else LETTER)  # of one point
+        letters = 72 * width / (BOLD if weight == "bold" else LETTER)  # that fit at one point
         lines = textwrap.wrap(words, int(letters / LEAST_SIZE), max_lines=2, placeholder=" ...")
         size = LEAST_SIZE if len(lines) > 1 else min(size, letters / max(1, len(words)))
         self.axes.text(x, self.top + y, "\n".join(lines), fontsize=size, weight=weight, va="center_baseline", **options)
@@ -108,7 +109,8 @@ def draw_curves(panels, title, x_name, left_out, is_sweep=False):
     if all(frame["published"].all() for _, frame in curves):
         return None
     names = [textwrap.fill(name, LABEL, subsequent_indent="  ") for name, _ in curves]
-    rows = (len(names) + 1) // 2 + " ".join(names).count("\n")
+    half = (len(names) + 1) // 2
+    rows = max("\n".join(column).count("\n") + 1 for column in (names[:half], names[half:]))  # lines of the legend
     missing = f"not shown: {'; '.join(left_out)}; see index.html" if left_out else ""
     missing = textwrap.wrap(missing, TEXT, max_lines=6, placeholder=" ... and more, see index.html")
     height = PANEL[1] + LEGEND * (rows + len(missing)) + 0.1

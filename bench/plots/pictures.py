@@ -10,10 +10,10 @@ from bench.plots.frames import SHOWN
 from bench.records.likeness import choose_peaks, describe_how, describe_who, work_title
 from bench.settings import PARTS, WORKLOADS
 
-MAX_BARS = 8  # of a work
+MAX_BARS = 8  # for a work
 MAX_PANELS = 9
 EPOCH = 50_000  # images of CIFAR-10
-MAX_CURVES = 20  # of machines, or in all
+MAX_CURVES = 20  # in a diagram
 ANCESTOR = "/M1-tensorflow-benchmark/"  # the source of the first plot of training over depth
 WHO = ["published", "machine", "kind", "framework"]
 LEGEND = "Filled: measured by this program, with its interval. Hollow: published elsewhere."
@@ -23,7 +23,7 @@ def draw_all(latest, folder):
     """Draw every plot that has rows into a folder and return the paths."""
     latest = latest[latest["value"].notna()]
     figures = {f"standard_set_{kind}": draw_works(latest, kind) for kind in ("gpu", "cpu")}
-    figures |= {picture.__name__: picture(latest) for picture in PICTURES}
+    figures |= {"mlp": mlp(latest), "tflops": tflops(latest)}
     return [draw.save(figure, folder / f"{name}.png") for name, figure in figures.items() if figure]
 
 
@@ -103,9 +103,6 @@ def tflops(found):
     return draw.draw_curves({"TFLOP/s": curves}, "Matrix multiplication", x_name, left_out, is_sweep=True)
 
 
-PICTURES = (mlp, tflops)
-
-
 def curves_of(found, x, least=1):
     """Choose curves over the column `x`, one for each device and what it did differently; the highest comes first.
 
@@ -117,7 +114,7 @@ def curves_of(found, x, least=1):
     """
     names = []
     for row in found.to_dict("records"):
-        precision = "" if row["phase"] else row["precision"]  # of an operator
+        precision = row["precision"] if not row["phase"] or row["precision"] in ("tf32", "float64") else ""
         whose = "published" if row["published"] else "" if row["undisturbed"] else "disturbed"
         names.append(", ".join(filter(None, [describe_who(row), describe_how(row), precision, whose])))
     found = found.assign(name=names, x=found[x], latest=found.groupby("machine")["timestamp"].transform("max"))

@@ -13,7 +13,6 @@ from bench.records.verdict import ratio_of
 from bench.workloads.standard_set import STANDARD_SET
 
 SIDE = ["machine", "framework", "device"]  # whose results are in a column
-NO_LIMIT = 10**6  # in a file there is one table
 
 
 def describe_set(folder, warn, side=None):
@@ -85,7 +84,7 @@ def describe_cell(row, base):
 def draw_tables(columns):
     """Draw the first column with as many others as fit in the terminal, and with those left; return the tables."""
     labels, *others = columns
-    width = shutil.get_terminal_size((NO_LIMIT, 0)).columns - max(map(len, labels)) - 4
+    width = shutil.get_terminal_size((10**6, 0)).columns - max(map(len, labels)) - 4
     count = max(1, width // max(len(cell) + 3 for column in others for cell in column))
     drawn = []
     for start in range(0, len(others), count):

@@ -33,7 +33,7 @@ FLAGS = {
     "recompiled": "the framework recompiled during the measurement: a larger MAX_SECONDS reduces the effect",
     "contended": "other programs used more than 10 % of the CPU time, or used the GPU before the run: close them",
     "barrier_shows": "synchronisation takes more than 5 % of the time: a larger BATCH_SIZE reduces its share",
-    "short": "few batches were measured, so those prepared in advance may inflate the rate: set the note's MAX_SECONDS",
+    "short": "few batches were measured, so those prepared in advance may inflate the rate: set what the note says",
     "swapping": "the system swapped during the measurement: choose a smaller BATCH_SIZE or MODEL",
     "throttled": "the system reports that heat or power slows the device: cool it, or plug it in",
     "not_finite": "the loss is inf, NaN, or ten times the first: choose another PRECISION",
@@ -51,7 +51,8 @@ def describe_work(row, names=WORK):
     """Describe a row's work, or other columns, without usual values: "resnet50, training, float32, batch 16, sgd"."""
     found = []
     for name in names:
-        text, column = "" if row.get(name) is None else str(row[name]), COLUMNS[name]
+        text = "" if row.get(name) is None else str(row[name])
+        column = COLUMNS[name]
         if text and text != column["blank"]:
             worded = WORDS[name].get(text, text) if name in WORDS else column["words"].format(text)
             found.append(worded.removesuffix("s") if text == "1" else worded)

@@ -11,7 +11,7 @@ from bench.records.columns import FLAGS, SETUP, describe_work, format_number, fo
 from bench.records.verdict import ENOUGH_PAIRS, rank, read_rates, verdict_of
 from bench.settings import TRAINING
 
-BURST_RATES = 3  # of ten seconds each, in a long run of more: its beginning
+BURST_RATES = 3  # at the beginning, each of ten seconds, in a long run of more
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -133,7 +133,8 @@ def describe_sustained(row):
     third = len(rates) // 3
     if len(rates) - third < BURST_RATES:
         return ""
-    burst, kept = statistics.fmean(rates[:BURST_RATES]), statistics.fmean(rates[-third:])
+    burst = statistics.fmean(rates[:BURST_RATES])
+    kept = statistics.fmean(rates[-third:])
     first, last = (f"{format_number(rate)} {row['unit']}" for rate in (burst, kept))
     seconds = f"{BURST_RATES * row['seconds'] / len(rates):.0f} s"
     return f"burst {first} (first {seconds}), sustained {last} (last third): {100 * kept / burst:.3g} % of the burst"
@@ -161,8 +162,9 @@ def describe_list(runs):
     for settings, row, comparison in sorted(found, key=lambda each: -(each[1]["throughput"] or 0)):
         rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
         memory = f"{row['peak_memory_bytes'] / 1e9:.2f} GB" if row["peak_memory_bytes"] else ""
-        failure = "" if row["status"] == "ok" else f"{row['status']}: {row['note']}".removesuffix(": ")
-        lines.append((settings, rate, f"{low} to {high}" if low else "", memory, comparison or failure))
+        failure = "disturbed" if row["status"] == "ok" else f"{row['status']}: {row['note']}".removesuffix(": ")
+        reason = "" if row["undisturbed"] else failure
+        lines.append((settings, rate, f"{low} to {high}" if low else "", memory, comparison or reason))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(wrap("  ".join(map(str.ljust, line, widths)).rstrip(), "    ") for line in lines)
 

@@ -61,10 +61,9 @@ def append(path, *rows):
                 replace_file(path, text.encode(errors="surrogateescape"))
     except OSError as error:
         # Without flock, also a lock that was copied is taken.
-        fix = (
-            f"free space, delete {path.name}.lock if no other command runs, or set RESULTS_DIR to a folder of your own"
-        )
-        name, reason = error.filename or path, error.strerror or "its lock stays taken"
+        fix = f"free space, delete {path.name}.lock if no other command runs, or set RESULTS_DIR to your own folder"
+        name = error.filename or path
+        reason = error.strerror or "its lock stays taken"
         raise ResultsError(f"{name} cannot be written to ({reason}): {fix}") from None
 
 

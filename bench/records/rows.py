@@ -9,7 +9,7 @@ from bench.records.columns import COLUMNS, SCHEMA, WORK
 from bench.settings import DECLARED
 from bench.timing import METHOD_VERSION
 
-MOST_LETTERS = 10_000  # of a cell
+MOST_LETTERS = 10_000  # in a cell
 
 
 def work_cells(settings, workload, scope):
@@ -18,7 +18,9 @@ def work_cells(settings, workload, scope):
     A setting fills the column of its own name, if there is one: DEPTH fills `depth`. Those of the workload replace it.
     """
     has_pipeline = scope in ("input", "end_to_end")
-    names = [name for name in (*WORK, "seed") if name in DECLARED] + ["num_workers"] * has_pipeline
+    names = [name for name in (*WORK, "seed") if name in DECLARED]
+    if has_pipeline:
+        names.append("num_workers")
     return {
         **{name: getattr(settings, name) for name in names},
         "method_version": METHOD_VERSION,

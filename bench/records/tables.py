@@ -14,6 +14,7 @@ from bench.records.columns import COLUMNS, DISTURBING, NUMBERS, SCHEMA, SETUP, W
 from bench.records.likeness import choose_peaks, few_threads, work_key
 from bench.records.verdict import ENOUGH, IN_TFLOPS, name_bottleneck
 from bench.settings import SCOPES
+from bench.timing.windows import IS_ENOUGH
 
 RATE = ["throughput", "throughput_low", "throughput_high"]
 RESULT = ["run_id", "device", *WORK]  # rows that agree in these are of one result
@@ -111,7 +112,8 @@ def join_processes(rows):
     counted = [row for row in rows if row["grade"] == best]
     ordered = sorted(counted, key=lambda row: row["throughput"] if row["throughput"] > 0 else 0)
     median = ordered[(len(ordered) - 1) // 2]
-    low, high = median["throughput_low"], median["throughput_high"]
+    low = median["throughput_low"]
+    high = median["throughput_high"]
     if len(counted) > 1:
         low = min(row["throughput_low"] if row["throughput_low"] >= 0 else row["throughput"] for row in counted)
         high = max(row["throughput_high"] if row["throughput_high"] >= 0 else row["throughput"] for row in counted)
@@ -141,10 +143,11 @@ def name_bottlenecks(found):
         if len(scopes) == len(SCOPES):
             row = scopes["end_to_end"]
             name, why = name_bottleneck(scopes["device"], scopes["input"], row)
-            flags, notes = row["flags"].split(), filter(None, [why, *row["note"].split("; ")])
+            flags = row["flags"].split()
+            notes = filter(None, [why, *row["note"].split("; ")])
             if name == "device":  # if the queue was full at the end, too, being full at the start added nothing
                 flags = [flag for flag in flags if flag != "short"]
-                notes = [note for note in notes if not note.startswith("MAX_SECONDS=")]
+                notes = [note for note in notes if not note.endswith(IS_ENOUGH)]
             named[row["index"]] = name, "; ".join(notes), " ".join(flags)
     if named:
         found.loc[list(named), ["bottleneck", "note", "flags"]] = list(named.values())

@@ -1,11 +1,12 @@
 """What a row or a result is worth, and what rates show: ratios and bottlenecks."""
 
 import math
+import re
 import statistics
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.records.columns import WORK, format_number
+from bench.records.columns import DISTURBING, WORK, format_number
 
 SAME = 0.01  # two rates are the same if the whole interval of their ratio is within this of 1
 IN_TFLOPS = ("matmul", "convolution")  # workloads whose rates are compared in TFLOP/s
@@ -84,10 +85,10 @@ def rank(row):
 
 
 def compare_runs(rows, base_rows, chosen=()):
-    """Return the Comparison of a run with another one; None if no pair of processes is complete.
+    """Return the Comparison of a run with another one; None if no pair of processes is complete and undisturbed.
 
     A pair are two processes with the same number in the same group. Its ratio is the median of those of their i-th
-    slices; without slices, that of the two rates.
+    slices, both of which are disturbed alike; without slices, that of the two rates.
 
     Args:
         rows, base_rows: those of each run, dicts, of any quantities.
@@ -99,6 +100,8 @@ def compare_runs(rows, base_rows, chosen=()):
         for some in (rows, base_rows)
     )
     pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
+    in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
+    pairs = [pair for pair in pairs if in_slices or not any(re.search(DISTURBING, row["flags"]) for row in pair)]
     if not pairs:
         return None
     ratios = []
@@ -108,9 +111,9 @@ def compare_runs(rows, base_rows, chosen=()):
             rates = zip(read_rates(row), read_rates(base), strict=False)
         ratios.append(statistics.median(ours / theirs for ours, theirs in rates))
     allowed = {name.lower().replace("use_gpu", "device") for name in chosen}
-    allowed |= {"memory_format"} if "framework" in allowed else set()  # each has its own
+    if "framework" in allowed:
+        allowed.add("memory_format")  # each has its own
     differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
-    in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
     ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))
     return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed], in_slices)
 

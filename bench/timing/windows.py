@@ -30,9 +30,10 @@ MAX_BARRIER_SHARE = 0.05  # the same after which it is flagged: windows of a ste
 LEAST_WINDOWS = 2  # enough for long steps when the time is over: the interval comes from repeated processes
 TARGET_CI = 1.0  # half the width of the interval that is narrow enough, in percent of the median
 MIN_MEASURED_SECONDS = 0.5
-STREAM_SHARE = 2 / 3  # of MAX_SECONDS, for a pipeline
+STREAM_SHARE = 2 / 3  # a pipeline's part of MAX_SECONDS
 ENOUGH_QUEUES = 10
-SUSTAINED_SECONDS = 10.0  # of windows, for each of the rates of a sustained run
+IS_ENOUGH = "is enough for this pipeline"  # the end of a note
+SUSTAINED_SECONDS = 10.0  # for each of the rates of a sustained run
 MOST_RATES = 100
 LEAST_UNEVEN = 10  # windows; with fewer, usual noise would be enough
 
@@ -58,7 +59,7 @@ class Timer:
     _: KW_ONLY
     num_items: int | None = None  # at least this many, in whole windows, instead of MAX_SECONDS and the interval
     sustain: float | None = None  # seconds of windows, instead of the three limits above
-    least_seconds: float = 0.0  # of windows, before their interval can end the measurement
+    least_seconds: float = 0.0  # for windows, before their interval can end the measurement
     clock: Any = time.perf_counter  # () -> wall seconds
     on_window: Any = None  # called with the median rate after 1, 2, 4, 8 ... windows; never inside a stream
     watch: Any = None  # a meters.Watch: start() before the first window, look() after each, stop() after the last
@@ -250,9 +251,12 @@ class Timer:
         }
         flags += [flag for flag, is_noticed in noticed.items() if is_noticed]
         note = ""
-        if self.is_short and reason == "max_seconds":
-            enough = 1.1 / 3 * ENOUGH_QUEUES * self.session.queue_steps * seconds / (steps * len(windows))
-            note = f"MAX_SECONDS={math.ceil(enough)} is enough for this pipeline"
+        if self.is_short and reason != "interrupted":
+            enough = ENOUGH_QUEUES * self.session.queue_steps
+            fix = f"NUM_IMAGES={enough * self.items_per_step}"
+            if reason == "max_seconds":
+                fix = f"MAX_SECONDS={math.ceil(1.1 / 3 * enough * seconds / (steps * len(windows)))}"
+            note = f"{fix} {IS_ENOUGH}"
         return readings | {
             "note": note,
             "status": "interrupted" if reason == "interrupted" else "ok",

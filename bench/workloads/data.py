@@ -19,8 +19,8 @@ PREFETCH = 2  # batches that a worker of a pipeline may hold ready, the default 
 POOL_VALUES = 2**24
 POOL_STRIDE = 65_537  # between the starts of two arrays: odd, so that none begins in the same column as another
 MOST_VALUES = 2**24 - 3  # that are drawn for a batch of images: a prime, so that no two images of a batch are equal
-SHARE = 0.5**0.5  # of the noise, and of the colour: each has half of the variance
-CLASSES = 1000  # of ImageNet
+SHARE = 0.5**0.5  # the noise's and the colour's: each has half of the variance
+CLASSES = 1000  # as in ImageNet
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 

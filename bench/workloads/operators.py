@@ -79,7 +79,7 @@ def bandwidth(model, formula):
         return places, formula(*(x[places].astype(np.float64) for x in inputs))
 
     step = {"unit": "GB", "items_per_step": arrays * 4 * COPY_VALUES / 1e9}
-    return operator(model, ((COPY_VALUES,),) * arrays, samples, name="bandwidth", **step)
+    return operator(model, tuple((COPY_VALUES,) for _ in range(arrays)), samples, name="bandwidth", **step)
 
 
 def list_others(device, side):

@@ -47,7 +47,7 @@ class Workload:
     bytes_per_step: int | None = None  # read from memory, without a model's weights; None: memory is not the limit
     columns: dict = field(default_factory=dict)  # columns of the row that other workloads leave blank
     dataset: Callable[[], tuple] | None = None  # () -> (train inputs, their labels, test inputs, their labels)
-    samples: Callable[[tuple], tuple] | None = None  # of an operator: (operands) -> (indices into its output, values)
+    samples: Callable[[tuple], tuple] | None = None  # an operator's: (operands) -> (indices into its output, values)
 
     def inputs_of(self, batch):
         """Return the model's inputs of a batch, which also has a target if there is a loss."""

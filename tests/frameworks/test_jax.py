@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from bench.frameworks.keras_jax_tf import on_jax
+from bench.host.environment import NvidiaGpu
 from bench.process import TAKEN
 from bench.settings import SettingError, read_settings
 from tests.frameworks.sessions import Opener
@@ -38,8 +39,10 @@ def test_a_card_that_cannot_be_opened_is_one_line_or_the_cpu_unless_others_have_
     monkeypatch.setattr(jax.extend.backend, "clear_backends", lambda: None)
     monkeypatch.setenv("JAX_PLATFORMS", environ.pop("JAX_PLATFORMS", ""))
     monkeypatch.setenv("NPROC", "auto")  # which XLA ignores
+    monkeypatch.setattr(on_jax.environment, "list_cards", lambda: [NvidiaGpu("NVIDIA H200")])
     settings = read_settings("mlp", environ)
     with nullcontext() if found.islower() else pytest.raises(SettingError, match=found):
-        assert on_jax.find_device(settings).type == found
+        device = on_jax.find_device(settings)
+        assert (device.type, device.device_name) == (found, "NVIDIA H200" if found == "cuda" else None)
     with pytest.raises(RuntimeError, match=TAKEN) if found == "cuda" else nullcontext():  # its row is a failure
         on_jax.choose_device(settings.use_gpu if found == "cuda" else False)

@@ -11,7 +11,6 @@ from tests.frameworks.torch_reference import TINY_DECODERS, TRAINED_DECODERS
 
 if "llm" in LACKS[TESTED].get("command", ()):
     pytest.skip("it has no language models", allow_module_level=True)
-LORA = {"LORA_RANK": "4"}
 
 
 def copy_weights(session):
@@ -73,7 +72,7 @@ def test_quantised_weights_are_the_same_model(model, bits):
     assert "quantised" in str(session.notes)
 
 
-@pytest.mark.parametrize("environ", [{}, {"PRECISION": "bfloat16"}, LORA])
+@pytest.mark.parametrize("environ", [{}, {"PRECISION": "bfloat16"}, {"LORA_RANK": "4"}])
 def test_training_is_measured_and_its_loss_falls(environ):
     session = open_llm("training", MODEL="tiny-qwen", **environ)
     batch, losses = next(session.batches)[0], []

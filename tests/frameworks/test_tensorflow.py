@@ -5,7 +5,6 @@ from contextlib import nullcontext
 import pytest
 
 from bench.frameworks.keras_jax_tf import on_tensorflow
-from bench.host.environment import NvidiaGpu
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 from tests.conftest import USE_GPU
@@ -42,15 +41,21 @@ WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
 
 
 @pytest.mark.parametrize(
-    ("capability", "driver", "built", "words"),
+    ("capability", "cuda", "built", "words"),
     [
-        *(((12, 0), "580.65.06", WHEEL, None), ((10, 0), "580.65.06", WHEEL, None), ((9, 0), "550.90", WHEEL, None)),
-        *(((9, 0), "555.42", WHEEL, "half an hour"), ((7, 5), "535.183", WHEEL, "")),
-        *(((12, 0), "580.65.06", ["sm_90", "sm_120"], ""), ((12, 0), "580.65.06", [], "")),  # NVIDIA's, and unknown
+        *(((12, 0), [13, 0], WHEEL, None), ((10, 0), [13, 0], WHEEL, None), ((9, 0), [12, 4], WHEEL, None)),
+        *(((9, 0), [12, 5], WHEEL, "half an hour"), ((7, 5), [12, 2], WHEEL, "")),
+        # NVIDIA's, a user's, and unknown
+        *(
+            ((12, 0), [13, 0], ["sm_90", "sm_120"], ""),
+            ((12, 0), [13, 0], ["compute_120"], "half"),
+            ((9, 0), 0, [], ""),
+        ),
     ],
 )
-def test_a_card_without_kernels_is_a_line_before_anything_is_built(monkeypatch, capability, driver, built, words):
-    monkeypatch.setattr(on_tensorflow.tf.sysconfig, "get_build_info", lambda: {"cuda_compute_capabilities": built})
-    monkeypatch.setattr(on_tensorflow.environment, "list_cards", lambda: [NvidiaGpu("NVIDIA", driver=driver)])
+def test_a_card_without_kernels_is_a_line_before_anything_is_built(monkeypatch, capability, cuda, built, words):
+    build = {"cuda_compute_capabilities": built, "cuda_version": "12.5.1"}
+    monkeypatch.setattr(on_tensorflow.tf.sysconfig, "get_build_info", lambda: build)
+    monkeypatch.setattr(on_tensorflow, "read_driver_cuda", lambda: cuda)
     with nullcontext() if words is not None else pytest.raises(SettingError, match="torch or jax"):
         assert words in on_tensorflow.explain_new_card(capability)

@@ -96,10 +96,12 @@ def test_silent_fallback_to_the_cpu_is_refused(monkeypatch):
 # Devices that are not here
 
 
-@pytest.mark.parametrize(("capability", "expected"), [("AVX2", True), ("DEFAULT", True), ("AVX512", False)])
-def test_a_cpu_that_emulates_bfloat16_is_known(monkeypatch, capability, expected):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    assert on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"})).emulates_bfloat16 == expected
+@pytest.mark.parametrize("cpu", ["x86_64 AVX2", "x86_64 DEFAULT", "x86_64 AVX512", "aarch64 DEFAULT"])
+def test_a_cpu_that_emulates_bfloat16_is_known(monkeypatch, cpu):
+    monkeypatch.setattr(on_torch.platform, "machine", lambda: cpu.split()[0])
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: cpu.split()[1])
+    found = on_torch.find_device(read_settings("mlp", {"USE_GPU": "0"}))
+    assert found.emulates_bfloat16 == (cpu in ("x86_64 AVX2", "x86_64 DEFAULT"))
 
 
 MEMORY = {"memory_clock_rate": 10_501_000, "memory_bus_width": 384, "total_memory": 10**10}  # of an RTX 4090, but
@@ -221,10 +223,11 @@ def test_weights_and_cache_have_the_precision_asked_for():
     assert stored == 2 * cache_bytes(DECODERS["tiny-llama"], 7, "bfloat16")
 
 
-def test_an_old_transformers_is_one_line(monkeypatch):
-    monkeypatch.setattr("transformers.__version__", "5.3.1")
-    with pytest.raises(SettingError, match="transformers>="):
-        open_llm("decode")
+@pytest.mark.parametrize(("name", "script"), [("transformers", "llm"), ("diffusers", "diffusion")])
+def test_an_old_package_is_one_line(monkeypatch, name, script):
+    monkeypatch.setattr(f"{name}.__version__", "0.36.1")
+    with pytest.raises(SettingError, match=f"{name}>="):
+        open_session(script, "training")
 
 
 def test_an_adapter_adds_little_to_what_the_weights_give():

@@ -85,13 +85,11 @@ def test_variables_that_change_the_speed_are_part_of_the_setup():
     assert environment.find_allocator(others) is None
 
 
-@pytest.mark.parametrize(
-    ("clocks", "no_turbo", "mode"), [("", "1", None), ("44", "0", 0), ("43", "0", 1), ("4", "1", 1)]
-)
-def test_a_clock_that_is_capped_is_low_power_mode(tmp_path, clocks, no_turbo, mode):
+@pytest.mark.parametrize(("clocks", "turbo", "mode"), [("", "1", None), ("44", "0", 0), ("43", "0", 1), ("4", "1", 1)])
+def test_a_clock_that_is_capped_is_low_power_mode(tmp_path, clocks, turbo, mode):
     cpus = tmp_path / "devices/system/cpu"
     (cpus / "intel_pstate").mkdir(parents=True)
-    (cpus / "intel_pstate/no_turbo").write_text(no_turbo)
+    (cpus / "intel_pstate/no_turbo").write_text(turbo)
     for number, clock in enumerate(clocks):
         policy = cpus / f"cpufreq/policy{number}"
         policy.mkdir(parents=True)

@@ -38,6 +38,7 @@ def values_in(axes):
         # CIFAR-10 comes before synthetic images; other settings than the ancestors' are left out.
         (pictures.mlp, [rate(8000) | MLP, rate(5000) | MLP | {"data": "cifar10"}], [5000]),
         (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"optimizer": "adam"}, rate(9) | MLP | {"compile": "1"}], [5]),
+        (pictures.mlp, [rate(5) | MLP, rate(9) | MLP | {"precision": "tf32"}], [5, 9]),
         (pictures.mlp, [rate(9) | MLP | {"framework": "jax", "compile": "1", "precision": "mixed_bfloat16"}], [9]),
     ],
 )

@@ -8,8 +8,6 @@ from bench.records import results
 from bench.records.columns import COLUMNS
 from tests.rows import FIVE, GPU, rate, write
 
-PUBLISHED = GPU | {"machine": "x", "source": "https://x"}
-
 
 @pytest.mark.parametrize(
     ("typed", "found"),
@@ -33,7 +31,7 @@ def test_a_side_is_a_file_a_machine_or_a_published_device_by_words_of_its_name(
     monkeypatch.setattr(results, "PUBLISHED", tmp_path)
     (tmp_path / "header.csv").write_text(",".join(COLUMNS) + "\n")
     names = ["NVIDIA RTX 3090", "NVIDIA RTX 4090", "NVIDIA H200"]
-    write(tmp_path, [PUBLISHED | {"device_name": name} for name in names], "published")
+    write(tmp_path, [GPU | {"source": "https://x", "device_name": name} for name in names], "published")
     for machine in ("a", "nvidia-h200", "folder/a"):
         write(tmp_path, [FIVE | {"machine": machine if machine == "nvidia-h200" else "example-cpu"}], machine)
     environ = {"RESULTS_DIR": str(tmp_path), "A": "a", "B": typed}
@@ -61,7 +59,10 @@ def test_a_published_card_is_next_to_our_card(tmp_path, capsys, monkeypatch, fra
     other = GPU | {"device_name": "Other", "machine": "other", "source": "https://x", "framework": framework}
     write(tmp_path, [rate(50) | other], "published")
     fast, slow = (FIVE | GPU | rate(some) | {"framework": name} for some, name in ((200, "tensorflow"), (100, "torch")))
-    write(tmp_path, [fast, slow, FIVE | rate(9)], "a")  # the CPU's is the newest one
+    busy = slow | rate(300) | {"data": "cifar10", "flags": "contended"}
+    write(tmp_path, [fast, slow, busy, FIVE | rate(9)], "a")  # the CPU's is the newest one
+    assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "Other", "B": "a"}) == 0
+    assert f"median ratio {1 / float(ratio):.3f}" in capsys.readouterr().out
     assert compare_results.main({"RESULTS_DIR": str(tmp_path), "A": "a", "B": "Other"}) == 0
     out = capsys.readouterr().out
     assert f" {ratio} " in out

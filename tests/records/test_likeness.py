@@ -7,7 +7,6 @@ from bench.records.likeness import work_key
 from tests.rows import GPU, LLM, MATMUL, PEAK, ROW, combine, latest_of, processes_of, write
 
 SHORT = {"batch_size": 64, "precision": "mixed_bfloat16", "compile": 1}
-UNKNOWN = LLM | {"phase": "decode", "depth": ""}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +20,7 @@ UNKNOWN = LLM | {"phase": "decode", "depth": ""}
         (SHORT, {"precision": "float32"}, False),
         ({"measured_precision": "tf32"}, {"precision": "tf32"}, True),
         ({}, {"measured_precision": "tf32"}, False),
-        (UNKNOWN, {"depth": "0", "new_tokens": "128"}, False),
+        (LLM | {"phase": "decode", "depth": ""}, {"depth": "0", "new_tokens": "128"}, False),
         # A peak has no size, but a precision.
         (PEAK, {"matrix_size": "4096x4096x4096", "batch_size": 8}, True),
         (PEAK, MATMUL, False),
@@ -33,14 +32,6 @@ def test_rows_are_of_the_same_work(cells, others, is_same):
 
 
 CITED = {"source": "https://x.org/a", "machine": "x"}
-
-
-def describe(folder, other):
-    """Describe what is elsewhere for a GPU's row of 100 images/s, which is stored, too."""
-    mine = processes_of(ROW | GPU)
-    write(folder, mine, "mine")
-    write(folder, [GPU | {"machine": "other"} | other], "other")
-    return likeness.describe_elsewhere(combine(mine)[0], tables.latest(tables.read(folder)))
 
 
 @pytest.mark.parametrize("device", [{}, GPU])
@@ -64,5 +55,9 @@ def test_the_same_chip_is_an_equal_cpu_id_or_name_of_a_gpu(device, differing):
 )
 def test_what_is_of_other_work_or_doubtful_or_of_this_computer_is_left_out(tmp_path, monkeypatch, other):
     monkeypatch.setattr(results, "PUBLISHED", tmp_path / "none")
-    assert describe(tmp_path, other) == ""
-    assert describe(tmp_path, {}) != ""
+    mine = processes_of(ROW | GPU)  # is stored, too
+    write(tmp_path, mine, "mine")
+    for cells in (other, {}):
+        write(tmp_path, [GPU | {"machine": "other"} | cells], "other")
+        text = likeness.describe_elsewhere(combine(mine)[0], tables.latest(tables.read(tmp_path)))
+        assert (text == "") == bool(cells)

@@ -76,9 +76,7 @@ def combine_all(*some):
     return combine(processes_of(*some))
 
 
-@pytest.mark.parametrize(
-    ("rates", "middle"), [((3.0,), 3), ((12.0, 10.0, 11.0), 11), ((4.0, 2.0), 2), ((1.0, 4.0, 3.0, 2.0), 2)]
-)
+@pytest.mark.parametrize(("rates", "middle"), [((3,), 3), ((12, 10, 11), 11), ((4, 2), 2), ((1, 4, 3, 2), 2)])
 def test_the_cells_are_those_of_the_median_process_or_the_slower_of_two(rates, middle):
     (found,) = combine_all(*(row(rate, rate - 1, rate + 1) for rate in rates))
     assert (found["throughput"], found["seconds"]) == (middle, pytest.approx(1 / middle, rel=1e-5))

@@ -289,6 +289,9 @@ def test_a_pipeline_measured_for_a_few_queues_is_flagged():
     for max_seconds, prepare in ((enough, 0.5), (3, 0.2), (3, 0.02)):  # up to three times MAX_SECONDS
         result = run_pipeline(max_seconds, prepare=prepare)
         assert (result.flags, result.note) == ("", "")
+    few = run(Pipeline(Clock(), prepare=0.1), num_items=50)
+    assert (few.flags, few.note.split()[0]) == ("short", "NUM_IMAGES=60")
+    assert run(Pipeline(Clock(), prepare=0.1), num_items=60).note == ""
     slow = run_pipeline(max_seconds=10, prepare=0.1, step=2.0, workers=16)
     assert slow.warmup_seconds < 45  # draining it ends in time
     assert slow.steps_per_window == 1

@@ -10,7 +10,7 @@ from bench.timing import MeasurementError
 from bench.workloads import operators
 from tests.frameworks.sessions import Opener, measure_and_check
 
-SMALL_CONVOLUTION = functools.partial(
+CONVOLUTION = functools.partial(
     operators.operator, "conv3x3", ((1, 2, 8, 8), (2, 2, 3, 3)), operators.sample_convolution
 )
 BANDWIDTHS = [functools.partial(operators.bandwidth, *item) for item in operators.BANDWIDTHS.items()]
@@ -33,7 +33,7 @@ def test_operands_rotate_in_bounded_memory(monkeypatch):
     [
         (lambda: operators.matmul((32, 48, 40)), "float32", 1.01),
         (lambda: operators.convolution_1x1((32, 48, 40)), "float32", 1.01),
-        (SMALL_CONVOLUTION, "float32", 1.01),
+        (CONVOLUTION, "float32", 1.01),
         *((build, "float32", 1.01) for build in BANDWIDTHS),
         (lambda: operators.matmul((32, 48, 40), "int8"), "int8", 1.01),
         (lambda: operators.matmul((32, 48, 64), "float8_e4m3"), "float8_e4m3", 1.2),

@@ -32,7 +32,7 @@ def find_device(settings):
     about = mx.device_info() if kind != "cpu" else {}
     # On a CPU the operators of a stream run one after the other in one thread; the BLAS of a Mac may use more.
     version = mx.__version__  # pyright: ignore[reportAttributeAccessIssue]  # not in MLX's stubs
-    memory = about.get("total_memory")  # of CUDA
+    memory = about.get("total_memory")  # only CUDA tells it
     return Device(kind, about.get("device_name"), version, num_threads=1, memory_bytes=memory)
 
 
@@ -111,7 +111,8 @@ class DeviceContext(base.DeviceContext):
 
     def on_cpu(self):
         context = super().on_cpu()
-        context.dtype, context.stream = mx.float32, mx.cpu
+        context.dtype = mx.float32
+        context.stream = mx.cpu
         return context
 
     def compiled(self, function, *state):

@@ -90,7 +90,8 @@ def build_mlp(workload):
     layers = []
     for inputs, outputs in pairwise(workload.sizes):
         layer = nn.Linear(inputs, outputs)
-        layer.weight, layer.bias = nn.init.glorot_uniform()(layer.weight, 1.0), mx.zeros(outputs)
+        layer.weight = nn.init.glorot_uniform()(layer.weight, 1.0)
+        layer.bias = mx.zeros(outputs)
         layers += [layer, nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

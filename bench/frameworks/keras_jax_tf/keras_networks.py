@@ -78,7 +78,8 @@ class KerasContext(base.DeviceContext):
 
     def on_cpu(self):
         context = super().on_cpu()
-        context.place, context.policy = "cpu:0", keras.dtype_policies.get("float32")
+        context.place = "cpu:0"
+        context.policy = keras.dtype_policies.get("float32")
         return context
 
 

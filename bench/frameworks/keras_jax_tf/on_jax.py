@@ -14,6 +14,7 @@ import keras
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
 from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
+from bench.host import environment
 from bench.host.resources import usable_cores
 from bench.process import TAKEN
 from bench.settings import SettingError
@@ -26,8 +27,8 @@ def find_device(settings):
     about = jax.__version__, int(os.environ["NPROC"])
     try:
         device = choose_device(settings.use_gpu)
-    except RuntimeError:  # the session fails with the reason
-        return Device("cuda", None, *about)
+    except RuntimeError:  # the session fails with the reason, in the file of that card
+        return Device("cuda", getattr(environment.find_card(), "name", None), *about)
     if device.platform == "cpu":
         return Device("cpu", None, *about)
     memory = (device.memory_stats() or {}).get("bytes_limit")  # by default 75 % of a card's

@@ -1,5 +1,6 @@
 """All of TensorFlow is here; its models are in keras_networks.py. CUDA and Metal share one path."""
 
+import ctypes
 import os
 import platform
 import re
@@ -17,12 +18,10 @@ from tensorflow.python.eager import context as eager  # nothing public says wher
 from bench.frameworks import Device, base, session
 from bench.frameworks.keras_jax_tf import keras_networks
 from bench.frameworks.keras_jax_tf.keras_networks import KerasContext, KerasModel
-from bench.host import environment
 from bench.host.resources import USABLE_CPUS, usable_cores
 from bench.settings import SettingError
 from bench.timing import MeasurementError
 
-CUDA_12_5 = 555  # the first driver with it: older ones cannot read the PTX in TensorFlow's wheel
 # The starts of the names of operators that make up a step's time. Metal lacks kernels for small ones around them.
 EXPENSIVE = ("MatMul", "BatchMatMul", "_FusedMatMul", "Einsum", "Conv", "_FusedConv", "Depthwise", "FusedBatchNorm")
 
@@ -37,7 +36,8 @@ def find_device(settings):
     if kind != "cuda":  # Metal's plug-in calls every chip METAL
         return Device(kind, None, tf.__version__, threads)
     details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
-    name, note = details.get("device_name"), explain_new_card(details.get("compute_capability"))
+    name = details.get("device_name")
+    note = explain_new_card(details.get("compute_capability"))
     memory = None
     with suppress(Exception):  # another process may have the card: the session says so
         devices = device_lib.list_local_devices(tf.compat.v1.ConfigProto(gpu_options={"allow_growth": True}))
@@ -47,14 +47,23 @@ def find_device(settings):
 
 def explain_new_card(capability):
     """Return a clause if a card's kernels are compiled from PTX, which no log shows; SettingError if that fails."""
-    built = tf.sysconfig.get_build_info().get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
-    if not (capability and built) or any(re.match(rf"sm_{capability[0]}\d\D?$", each) for each in built):
+    build = tf.sysconfig.get_build_info()
+    built = build.get("cuda_compute_capabilities", [])  # "sm_89"; "compute_90" is PTX
+    own = [each for each in built if capability and re.search(rf"_{capability[0]}\d\D?$", each)]
+    if not (capability and built) or any(each.startswith("sm") for each in own):
         return ""
-    drivers = [int(card.driver.partition(".")[0]) for card in environment.list_cards()]
-    if capability[0] >= 10 or (capability[0] == 9 and min(drivers, default=CUDA_12_5) < CUDA_12_5):
+    needed = [int(part) for part in str(build.get("cuda_version", "0.0")).split(".")[:2]]
+    if (capability[0] >= 10 and not own) or (capability[0] >= 9 and read_driver_cuda() < needed):
         words = f"TensorFlow {tf.__version__} has no kernels for this card: set FRAMEWORK=torch or jax, or USE_GPU=0"
         raise SettingError(words)
     return f"TensorFlow first compiles kernels for compute capability {capability[0]}.x, which may take half an hour"
+
+
+def read_driver_cuda():
+    """Return [major, minor] of the CUDA version that the driver knows, or NVIDIA's compatibility package for it."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return [version.value // 1000, version.value % 1000 // 10]
 
 
 def choose_device(use_gpu):

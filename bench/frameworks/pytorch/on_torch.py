@@ -30,7 +30,7 @@ from bench.workloads import data
 SMALL_MAC_GIB = 32  # memory that it shares with its GPU: with less, training with large batches swaps
 AUTOCAST = {"mixed_float16": torch.float16, "mixed_bfloat16": torch.bfloat16}
 WHOLE_MODEL = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float64": torch.float64}
-WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # of operators
+WHOLE_MODEL |= {"float8_e4m3": torch.float8_e4m3fn}  # only operators have it
 MEMORY_FORMATS = {"channels_first": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
@@ -41,7 +41,8 @@ def find_device(settings):
         SettingError: operators would move to the CPU silently, or PyTorch is too old.
     """
     # Before 2.15 fused optimizers ignore the gradient scaler on MPS; 2.9 has cudnn.conv.fp32_precision.
-    if torch.__version__ < (oldest := "2.15" if sys.platform == "darwin" else "2.9"):
+    oldest = "2.15" if sys.platform == "darwin" else "2.9"
+    if torch.__version__ < f"{oldest}.0a0":  # as NVIDIA's containers name it
         words = f"PYTHON={sys.executable!r} has PyTorch {torch.__version__}, which is too old"
         raise SettingError(f"{words}: `pip install 'torch>={oldest}'` there, or unset PYTHON")
     # Of a CPU without bfloat16; 117 lines of C++ follow, and the row has the measured precision.
@@ -58,7 +59,7 @@ def find_device(settings):
     # By default a small Mac swaps until its time limit instead of running out of memory.
     is_small = kind == "mps" and environment.INSTALLED_BYTES < SMALL_MAC_GIB * environment.GIB
     if is_small and "PYTORCH_MPS_HIGH_WATERMARK_RATIO" not in os.environ:
-        torch.mps.set_per_process_memory_fraction(1.0)  # of what the system recommends
+        torch.mps.set_per_process_memory_fraction(1.0)  # all that the system recommends
     properties = torch.cuda.get_device_properties() if kind == "cuda" else None
     is_integrated = bool(getattr(properties, "is_integrated", False)) if properties else None
     is_nvidia = kind == "cuda" and not torch.version.hip
@@ -209,7 +210,8 @@ def calibrate(module, inputs):
 def without_onednn(num_threads):
     """Compute inside as the reference does, which is another way than that of a CPU that is measured."""
     mkldnn: Any = torch.backends.mkldnn
-    usual, usual_threads = mkldnn.enabled, torch.get_num_threads()
+    usual = mkldnn.enabled
+    usual_threads = torch.get_num_threads()
     mkldnn.enabled = False
     torch.set_num_threads(num_threads)
     try:
@@ -233,7 +235,7 @@ class DeviceContext(base.DeviceContext):
         mixed = AUTOCAST.get(self.precision)
         self.autocast: Any = functools.partial(torch.autocast, self.device, mixed) if mixed else nullcontext
         self.dtype = WHOLE_MODEL.get(self.precision, torch.float32)
-        self.format = MEMORY_FORMATS.get(settings.memory_format, torch.channels_last)  # of operators
+        self.format = MEMORY_FORMATS.get(settings.memory_format, torch.channels_last)  # operators have no setting
         if self.compile:  # importing it takes a second
             torch._dynamo.utils.counters.clear()
 
@@ -263,7 +265,8 @@ class DeviceContext(base.DeviceContext):
 
     def on_cpu(self):
         context = super().on_cpu()
-        context.dtype, context.format = torch.float32, torch.contiguous_format
+        context.dtype = torch.float32
+        context.format = torch.contiguous_format
         context.autocast = functools.partial(without_onednn, self.reference_threads)
         return context
 

@@ -33,7 +33,7 @@ def draw_layers(module, device, dtype):
                     continue
                 inputs = weights.shape[-1] if weights.ndim == 3 else weights[0].numel()  # 3: those of experts
                 if isinstance(layer, Adapted):
-                    inputs = layer.lora_a.shape[1]  # of B too: a B A x as large as W x would magnify rounding
+                    inputs = layer.lora_a.shape[1]  # also for B: a B A x as large as W x would magnify rounding
                 for part in weights.view(-1).split(POOL_VALUES // 2):
                     start = next(starts) % (POOL_VALUES // 2)  # another one for each part: experts must not be alike
                     torch.mul(pool[start : start + len(part)], inputs**-0.5, out=part)
@@ -71,8 +71,7 @@ class TorchDecoder(torch.nn.Module):
             raise SettingError(f"transformers {transformers.__version__} is too old: `pip install 'transformers>=5.4'`")
         sizes = workload.sizes
         rotary = {"rope_type": "default", "rope_theta": sizes.rope_theta} | sizes.rope_scaling()
-        name = "Qwen3" if sizes.is_qwen else "Llama"
-        name += "Moe" if sizes.num_experts > 1 else ""
+        name = ("Qwen3" if sizes.is_qwen else "Llama") + ("Moe" if sizes.num_experts > 1 else "")
         attention = "sdpa"
         if workload.loss:
             # Without a cache, "sdpa" reads the positions back in each step to find packed sequences, which we have not.
@@ -115,6 +114,8 @@ class TorchDenoiser(torch.nn.Module):
         super().__init__()
         import diffusers  # takes ten seconds, so only if needed
 
+        if TorchVersion(diffusers.__version__) < "0.37":  # its Flux has no guidance_embeds
+            raise SettingError(f"diffusers {diffusers.__version__} is too old: `pip install 'diffusers>=0.37'`")
         sizes = workload.sizes
         with torch.device("meta"):
             self.model = getattr(diffusers, sizes.class_name)(**sizes.config)
