@@ -97,7 +97,7 @@ def agree(a, b, *names):
 
 
 def pair_results(a, b, is_cited):
-    """Return a Pair for each work of B that A has, too.
+    """Return a Pair for each work of B, or of A if only A is published, that the other one has, too.
 
     Of several results those of equal setup are a pair, or else the newest ones. What A has only in another framework,
     and what was published, is paired if likeness.work_key() is equal; of these the same framework, then the fastest
@@ -192,7 +192,7 @@ def main(environ=os.environ):
         remarks.append(f"more than 5 % slower: {report.join_some(slower, MOST_NAMED)}; so the exit status is {SLOWER}")
     judged = [pair for pair in pairs if pair.verdict or is_cited or not agree(pair.a, pair.b, "machine")]
     if pairs and not judged:
-        remarks.append(f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, use RUNS={ENOUGH_PAIRS}")
+        remarks.append(f"no verdict, so the exit status is {NOT_JUDGED}: close other programs, set RUNS={ENOUGH_PAIRS}")
     print("\n".join(report.wrap(remark, "  ") for remark in remarks))
     return SLOWER if slower else 0 if judged else NOT_JUDGED
 

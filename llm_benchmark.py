@@ -20,7 +20,7 @@ from bench.settings import TRAINING, SettingError
 from bench.workloads import data
 from bench.workloads.workload import BYTES, Workload, find_model, flops_of_phase
 
-COMPARED_LENGTH = 64  # at most, for sequences that are compared with the CPU if it is too slow for longer ones
+COMPARED_LENGTH = 64  # most tokens of a sequence that is compared with the CPU if it is too slow for longer ones
 OURS = ("rope_theta", "rope_factor", "is_qwen", "num_experts", "num_experts_per_tok", "lora_rank")  # not for config()
 
 

@@ -97,7 +97,7 @@ def has_died(row):
 def judge_process(rows):
     """Return what a process did, from its rows: "undisturbed", "disturbed", "failed" or "interrupted"."""
     statuses = {row["status"] for row in rows}
-    if "interrupted" in statuses or any(row["note"] == child.STOPPED for row in rows):  # nor what was complete before
+    if "interrupted" in statuses or any(row["note"] == child.STOPPED for row in rows):  # all of it is measured again
         return "interrupted"
     if "ok" not in statuses or any(map(has_died, rows)):
         return "failed"

@@ -27,9 +27,7 @@ HOW = """There are no problems, and nothing has been sent. To send the rows:
 
 def find_faults(rows, machine):
     """Return {what is wrong with rows, and the fix: which rows, as a series of bools} in the file of a machine."""
-    rates = rows.assign(
-        bandwidth=rows["throughput"], rated_bandwidth=None
-    )  # a copy's; what a driver says is not judged
+    rates = rows.assign(bandwidth=rows["throughput"], rated_bandwidth=None)  # what a driver says is not believed
     shares = rates.apply(lambda row: peaks.rated_share(row, RATED.get(row["workload"])) or 0, axis=1)
     chips = rows.apply(machine_of, axis=1)
     is_too_fast = (shares > MOST_OF_RATED) & (rows["status"] == "ok")

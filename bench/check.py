@@ -36,8 +36,8 @@ from bench.host import resources
 from bench.precision import ERROR_LIMITS, EXACT, relative_error, require
 from bench.timing import MeasurementError, idle_barrier_seconds, timed
 
-# The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32, which
-# Winograd's float32 convolutions are, too, and float16; anything else (docs/method-details.md has honest errors).
+# The largest error of an item, by the coarsest precision that was measured: float32 on a CPU and elsewhere; TF32 (also
+# float32 convolutions by Winograd) and float16; anything else. docs/method-details.md has errors of honest networks.
 CPU_LIMIT, EXACT_LIMIT, FINE_LIMIT, COARSE_LIMIT = 0.001, 0.01, 0.2, 0.5
 FINE = EXACT | {"tf32", "float16"}
 # Norms of gradients over the CPU's, (low, high), and the least norm that counts, in parts of the largest: a smaller one

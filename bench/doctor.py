@@ -82,8 +82,7 @@ def report_framework(name):
         return 1
     place = f"{device.device_name or ('the CPU' if device.type == 'cpu' else 'the GPU')} ({device.type})"
     works = f"{device.framework_version}, Python {platform.python_version()}, on {place}, matmul correct"
-    wants_gpu = device.type == "cpu" and settings.use_gpu is not False
-    missing = environment.explain_missing_gpu(name) if wants_gpu else ""
+    missing = environment.explain_missing_gpu(name) if device.type == "cpu" and settings.use_gpu is not False else ""
     compiler = environment.explain_missing_compiler() if name == "torch" else ""
     show(name, "--" if missing else "ok", "; ".join(filter(None, [works, missing, device.note, compiler])))
     return 0

@@ -214,7 +214,7 @@ class Child:
         self._show()
 
     def explain_death(self):
-        """Return the status and the note of the row of a process that has died; None if it has not."""
+        """Return status and note of the row of a process that died, or was interrupted after a result; or None."""
         status = self.exit_status
         if status == INTERRUPTED and any(line.get("status") == "ok" for line in self.lines):
             return "interrupted", "before anything of it was complete"

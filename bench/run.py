@@ -97,8 +97,10 @@ def measure_command(command, describe_results, make_workload=None):
             if not found_of_run:
                 raise SettingError(f"what was measured cannot be read: {'; '.join(warnings)}")
             print(describe_results(found_of_run, latest), flush=True)
-            pairs = run is not group[0] and compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
-            ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}") if pairs else ""
+            ratio = ""
+            if run is not group[0] and has_result(rows_by_run[run]) and has_result(rows_by_run[group[0]]):
+                pairs = compare_runs(rows_by_run[run], rows_by_run[group[0]], run.choices)
+                ratio = report.describe_comparison(pairs, f"{compared}={group[0].choices[compared]}")
             entries.append((" ".join(map("=".join, run.choices.items())), found_of_run, ratio))
         if status:
             break

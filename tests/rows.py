@@ -167,6 +167,8 @@ FAILURES = {
     "Ctrl-C": combine(processes_of(measure(99, {"status": "interrupted", "throughput_low": None, "windows": 3}))),
 }
 
+FAILURES["an epoch"] = combine([ROW | ON_MLP | EPOCH | DIED | {"process": 1, "epoch": 2}])
+
 CONVOLUTION = OPERATOR | {"workload": "convolution", "model": "conv3x3", "memory_format": "channels_last"}
 SMALL, LARGE = {"matrix_size": "1024x1024x1024"}, {"matrix_size": "4096x4096x4096"}
 BFLOAT16, INT8 = {"precision": "bfloat16"}, {"precision": "int8", "model": "matmul-8bit"}
@@ -222,12 +224,12 @@ AFTER = [
     *(FIVE | rate(60) | LATER | {"model": name, "framework": "mlx"} for name in ("resnet101", "resnet152")),
 ]
 
-# Comparisons: faster, undecided, slower, equal, of too few pairs, of one pair, and of other work
+# Comparisons: faster, undecided, slower, equal, of too few pairs, of one pair, of other work, and of no pair
 FASTER = Comparison(Rate(1.2412, 1.22, 1.268), pairs=5, differing=[], in_slices=True)
 EQUAL = Comparison(Rate(1.004, 0.98, 1.02), pairs=5, differing=[])
 COMPARISONS = [FASTER, EQUAL, Comparison(Rate(0.805, 0.79, 0.82), pairs=5, differing=[])]
 COMPARISONS += [replace(FASTER, ratio=Rate(1.001, 0.998, 1.003)), replace(FASTER, pairs=3), replace(EQUAL, pairs=1)]
-COMPARISONS += [replace(FASTER, differing=["compile", "device"])]
+COMPARISONS += [replace(FASTER, differing=["compile", "device"]), None]
 
 
 def standard_set(**changes):

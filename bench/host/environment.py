@@ -18,7 +18,7 @@ from bench.settings import ROOT, slug
 
 log = logging.getLogger("bench")
 GIB = 2**30
-INSTALLED_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # memory
+INSTALLED_BYTES = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 SYS = Path("/sys")
 GPU_VENDORS = ("0x10de", "0x1002")  # NVIDIA and AMD on PCI
 GIT_FAILS = "git fails, so results cannot be sent: use a `git clone`, in which `git status` works"
@@ -33,7 +33,7 @@ SETUP_VARIABLES = re.compile(
     r"(OMP|GOMP|MKL|ONEDNN|DNNL|OPENBLAS|BLIS|VECLIB|MALLOC|TCMALLOC|CUBLAS|CUBLASLT|CUDNN|NCCL|GLOO|HIP|HSA|MIOPEN|"
     r"METAL|MTL|ATEN|TORCH|TORCHDYNAMO|TORCHINDUCTOR|PYTORCH|TRITON|TF|XLA|JAX|MLX)_\w+)"
 )
-ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # in a network
+ADDRESS = re.compile(r"://|\d+(\.\d+){3}")  # a network address
 CHIP = r"^(vendor_id|cpu family|model|stepping|CPU (?:implementer|variant|part|revision))\s*: (.*\w)"  # in cpuinfo
 
 

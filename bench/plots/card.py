@@ -131,7 +131,8 @@ def describe_bar(row):
     ends = f"{format_number(row['low'])} to {format_number(row['high'])}" if row["low"] > 0 else "no interval"
     name = ", ".join(filter(None, [row["precision"], few_threads(row)]))  # what differs within a block
     disturbed = "" if row["undisturbed"] else "disturbed, "
-    return name, disturbed + ends, f"{format_number(100 * share, '{:.2g}')} %" if share > 0 else ""
+    percent = format_number(100 * share, "{:.0f}" if share > 0.1 else "{:.2g}")
+    return name, disturbed + ends, f"{percent} %" if share > 0 else ""
 
 
 def draw_card(card, folder):

@@ -77,8 +77,7 @@ def describe_settings(row):
 
 def describe_who(result):
     """Name the machine or the source's device of a result of tables.latest(): "example-cpu (CPU)"."""
-    is_own_cpu = result["kind"] == "cpu" and not result["published"]
-    return result["shown"] + (" (CPU)" if is_own_cpu else "")
+    return result["shown"] + (" (CPU)" if result["kind"] == "cpu" and not result["published"] else "")
 
 
 def describe_how(row):

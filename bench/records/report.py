@@ -11,7 +11,7 @@ from bench.records.columns import FLAGS, SETUP, describe_work, format_number, fo
 from bench.records.verdict import ENOUGH_PAIRS, rank, read_rates, verdict_of
 from bench.settings import TRAINING
 
-BURST_RATES = 3  # at the beginning, each of ten seconds, in a long run of more
+BURST_RATES = 3  # rates of ten seconds at the beginning of a long run
 LEAST_WIDTH = 60  # columns; narrower terminals wrap by themselves
 
 
@@ -54,7 +54,7 @@ def describe_result(row, latest):
     rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
     rate = f"{rate} {row['unit']}"
     windows = f"windows {low} to {high}" if low else "too few windows for an interval"
-    if row.get("epoch"):
+    if row.get("epoch") and row["throughput"]:
         times = f"{row['seconds']:.4g} s, {1e6 * row['seconds'] / row['items']:.4g} us per image"
         learnt = f"mean loss {row['loss_mean']:.4f}, test accuracy {row['accuracy']:.4f}"
         lines.append(f"{rate}  {times}, {learnt}")
@@ -141,7 +141,9 @@ def describe_sustained(row):
 
 
 def describe_comparison(comparison, base):
-    """Describe how much faster a run is than another one, which is called `base`."""
+    """Describe how much faster a run is than another one, called `base`; None: no pair of processes can be compared."""
+    if not comparison:
+        return f"not compared with {base}: no pair of processes is whole and undisturbed"
     if comparison.differing:
         settings = " and ".join(name.upper() for name in comparison.differing).replace("DEVICE", "USE_GPU")
         return f"not compared with {base}: they also differ in {settings}, set {settings} for both"
@@ -162,9 +164,8 @@ def describe_list(runs):
     for settings, row, comparison in sorted(found, key=lambda each: -(each[1]["throughput"] or 0)):
         rate, low, high = (format_number(row[name]) for name in ("throughput", "throughput_low", "throughput_high"))
         memory = f"{row['peak_memory_bytes'] / 1e9:.2f} GB" if row["peak_memory_bytes"] else ""
-        failure = "disturbed" if row["status"] == "ok" else f"{row['status']}: {row['note']}".removesuffix(": ")
-        reason = "" if row["undisturbed"] else failure
-        lines.append((settings, rate, f"{low} to {high}" if low else "", memory, comparison or reason))
+        failure = "" if row["status"] == "ok" else f"{row['status']}: {row['note']}".removesuffix(": ")
+        lines.append((settings, rate, f"{low} to {high}" if low else "", memory, comparison or failure))
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(wrap("  ".join(map(str.ljust, line, widths)).rstrip(), "    ") for line in lines)
 

@@ -191,8 +191,7 @@ def latest(found):
     found = found[found["published"] | is_last].sort_values("timestamp", kind="stable", ignore_index=True)
     of_machines = found.groupby(["source", "device_name"])["machine"].transform("nunique")
     names = found["device_name"].str.replace(" GeForce", "")  # drivers print it, sources do not
-    needed = ["device", "cpu_count", "published", "world_size", *SETUP]
-    rows = found[needed].to_dict("records")
+    rows = found[["device", "cpu_count", "published", "world_size", *SETUP]].to_dict("records")
     rows = [row | {"num_threads": ""} if few_threads(row) else row for row in rows]  # describe_how() names them
     found = found.assign(
         setup=["" if row["published"] else describe_work(row, SETUP) for row in rows],

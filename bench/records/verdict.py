@@ -100,20 +100,21 @@ def compare_runs(rows, base_rows, chosen=()):
         for some in (rows, base_rows)
     )
     pairs = [(ours[key], bases[key]) for key in ours if key in bases and all(key)]
-    in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
-    pairs = [pair for pair in pairs if in_slices or not any(re.search(DISTURBING, row["flags"]) for row in pair)]
-    if not pairs:
-        return None
     ratios = []
     for row, base in pairs:
         rates = [(row["throughput"], base["throughput"])]
         if row["stop_reason"] == base["stop_reason"] == "slices":
             rates = zip(read_rates(row), read_rates(base), strict=False)
+        elif re.search(DISTURBING, f"{row['flags']} {base['flags']}"):
+            continue
         ratios.append(statistics.median(ours / theirs for ours, theirs in rates))
+    if not ratios:
+        return None
     allowed = {name.lower().replace("use_gpu", "device") for name in chosen}
     if "framework" in allowed:
         allowed.add("memory_format")  # each has its own
     differing = [name for name in (*WORK, "device") if any(row[name] != base[name] for row, base in pairs)]
+    in_slices = all(row["stop_reason"] == "slices" for pair in pairs for row in pair)
     ratio = Rate(statistics.median(ratios), min(ratios), max(ratios))
     return Comparison(ratio, len(ratios), [name for name in differing if name not in allowed], in_slices)
 

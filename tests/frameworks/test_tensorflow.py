@@ -45,12 +45,9 @@ WHEEL = ["sm_60", "sm_70", "sm_80", "sm_89", "compute_90"]
     [
         *(((12, 0), [13, 0], WHEEL, None), ((10, 0), [13, 0], WHEEL, None), ((9, 0), [12, 4], WHEEL, None)),
         *(((9, 0), [12, 5], WHEEL, "half an hour"), ((7, 5), [12, 2], WHEEL, "")),
-        # NVIDIA's, a user's, and unknown
-        *(
-            ((12, 0), [13, 0], ["sm_90", "sm_120"], ""),
-            ((12, 0), [13, 0], ["compute_120"], "half"),
-            ((9, 0), 0, [], ""),
-        ),
+        ((12, 0), [13, 0], ["sm_90", "sm_120"], ""),  # NVIDIA's
+        ((12, 0), [13, 0], ["compute_120"], "half"),  # a user's
+        ((9, 0), [0, 0], [], ""),  # unknown
     ],
 )
 def test_a_card_without_kernels_is_a_line_before_anything_is_built(monkeypatch, capability, cuda, built, words):

@@ -73,8 +73,9 @@ def test_a_pair_are_processes_that_were_measured_together_and_did_not_fail():
     once = {"stop_reason": "max_seconds"}
     found = compare_runs(failed + process(2, throughput=50.0, **once), bases + process(2, throughput=25.0, **once))
     assert (found.ratio.throughput, found.pairs, found.in_slices) == (2.0, 1, False)
-    assert compare_runs(process(1, flags="contended", **once), process(1, **once)) is None
-    assert compare_runs(process(1, 2.0, flags="contended"), bases).pairs == 1  # both have it, in slices
+    busy = process(1, flags="contended", **once), process(2, 2.0, flags="contended")  # which both have, in slices
+    assert compare_runs(busy[0], process(1, **once)) is None
+    assert compare_runs([*busy[0], *busy[1]], process(1, **once) + process(2, 1.0)).pairs == 1
 
 
 @pytest.mark.parametrize("scopes", ["input", "end_to_end input", "device end_to_end", "epoch-2 epoch-1 device"])

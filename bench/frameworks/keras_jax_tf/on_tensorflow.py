@@ -53,8 +53,8 @@ def explain_new_card(capability):
     if not (capability and built) or any(each.startswith("sm") for each in own):
         return ""
     needed = [int(part) for part in str(build.get("cuda_version", "0.0")).split(".")[:2]]
-    if (capability[0] >= 10 and not own) or (capability[0] >= 9 and read_driver_cuda() < needed):
-        words = f"TensorFlow {tf.__version__} has no kernels for this card: set FRAMEWORK=torch or jax, or USE_GPU=0"
+    if (capability[0] >= 10 and not own) or read_driver_cuda() < needed:
+        words = f"TensorFlow {tf.__version__} has no kernels for this card and driver: set FRAMEWORK=torch or jax"
         raise SettingError(words)
     return f"TensorFlow first compiles kernels for compute capability {capability[0]}.x, which may take half an hour"
 

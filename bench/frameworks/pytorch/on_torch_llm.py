@@ -114,7 +114,7 @@ class TorchDenoiser(torch.nn.Module):
         super().__init__()
         import diffusers  # takes ten seconds, so only if needed
 
-        if TorchVersion(diffusers.__version__) < "0.37":  # its Flux has no guidance_embeds
+        if TorchVersion(diffusers.__version__) < "0.37":  # older Flux has no guidance_embeds
             raise SettingError(f"diffusers {diffusers.__version__} is too old: `pip install 'diffusers>=0.37'`")
         sizes = workload.sizes
         with torch.device("meta"):
