@@ -39,8 +39,7 @@ def test_an_output_that_is_closed_or_whose_reader_has_gone_is_no_error(tmp_path,
     reader, writer = os.pipe()
     os.close(reader)
     shell = ["sh", "-c", f"{sys.executable} {command}"]
-    environ = os.environ | {"RESULTS_DIR": str(tmp_path)}
-    done = subprocess.run(shell, env=environ, stdout=writer, stderr=subprocess.PIPE)
+    done = subprocess.run(shell, stdout=writer, stderr=subprocess.PIPE, env=os.environ | {"RESULTS_DIR": str(tmp_path)})
     os.close(writer)
     assert (done.returncode, done.stderr) == (0, b"")
 
